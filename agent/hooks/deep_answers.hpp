@@ -8,8 +8,10 @@
 #include "hooks/driver_table.hpp"
 #include "intercepted/objects.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 #include <utility>
 
@@ -17,127 +19,104 @@ namespace gpu_sleep::hooks {
 
 using intercepted::Object;
 
-/// The kind of object whose handle a successful call writes to where its first argument points.
-constexpr Object made_by(Entry entry) noexcept {
-    switch (entry) {
-    case Entry::cuStreamCreate:
-    case Entry::cuStreamCreateWithPriority: return Object::stream;
-    case Entry::cuEventCreate: return Object::event;
-    case Entry::cuMemAlloc_v2:
-    case Entry::cuMemAllocPitch_v2: return Object::memory;
-    case Entry::cuMemAllocHost_v2:
-    case Entry::cuMemHostAlloc: return Object::host_memory;
-    case Entry::cuArrayCreate_v2:
-    case Entry::cuArray3DCreate_v2: return Object::array;
-    case Entry::cuMipmappedArrayCreate: return Object::mipmapped_array;
-    case Entry::cuModuleLoad:
-    case Entry::cuModuleLoadData:
-    case Entry::cuModuleLoadDataEx:
-    case Entry::cuModuleLoadFatBinary: return Object::module;
-    case Entry::cuLibraryLoadData:
-    case Entry::cuLibraryLoadFromFile: return Object::library;
-    case Entry::cuGraphInstantiate:
-    case Entry::cuGraphInstantiate_v2:
-    case Entry::cuGraphInstantiateWithFlags:
-    case Entry::cuGraphInstantiateWithParams:
-    case Entry::cuGraphInstantiateWithParams_ptsz: return Object::graph_exec;
-    case Entry::cuTexObjectCreate: return Object::texture;
-    case Entry::cuSurfObjectCreate: return Object::surface;
-    case Entry::cuIpcOpenEventHandle: return Object::shared_event;
-    case Entry::cuMemPoolImportFromShareableHandle: return Object::shared_pool;
-    case Entry::cuImportExternalMemory: return Object::external_memory;
-    case Entry::cuImportExternalSemaphore: return Object::external_semaphore;
-    default: return Object::none;
+/// For a call that asks about GPU work or waits for it: the object that it asks about.
+enum class Asks : std::uint8_t { nothing, stream, event, context, current_context };
+/// Whether the thread has another current context after the call: that of the first argument, or one that is
+/// not known.
+enum class Enters : std::uint8_t { nothing, first_argument, unknown };
+
+namespace table {
+using enum Entry;
+
+/// Says something of the entry points in its rows, and of others the first of all values: nothing.
+template <class Value>
+struct Table {
+    struct Row {
+        Value value;
+        std::initializer_list<Entry> entries;
+    };
+    std::initializer_list<Row> rows;
+    constexpr Value operator()(Entry entry) const noexcept {
+        for (const auto& row : rows)
+            if (std::find(row.entries.begin(), row.entries.end(), entry) != row.entries.end())
+                return row.value;
+        return Value{};
     }
-}
+};
+
+/// The kind of object whose handle a successful call writes to where its first argument points.
+constexpr Table<Object> made_by{{
+    {Object::stream, {cuStreamCreate, cuStreamCreateWithPriority}},
+    {Object::event, {cuEventCreate}},
+    {Object::memory, {cuMemAlloc_v2, cuMemAllocPitch_v2}},
+    {Object::host_memory, {cuMemAllocHost_v2, cuMemHostAlloc}},
+    {Object::array, {cuArrayCreate_v2, cuArray3DCreate_v2}},
+    {Object::mipmapped_array, {cuMipmappedArrayCreate}},
+    {Object::module, {cuModuleLoad, cuModuleLoadData, cuModuleLoadDataEx, cuModuleLoadFatBinary}},
+    {Object::library, {cuLibraryLoadData, cuLibraryLoadFromFile}},
+    {Object::graph_exec,
+     {cuGraphInstantiate, cuGraphInstantiate_v2, cuGraphInstantiateWithFlags, cuGraphInstantiateWithParams,
+      cuGraphInstantiateWithParams_ptsz}},
+    {Object::texture, {cuTexObjectCreate}},
+    {Object::surface, {cuSurfObjectCreate}},
+    {Object::shared_event, {cuIpcOpenEventHandle}},
+    {Object::shared_pool, {cuMemPoolImportFromShareableHandle}},
+    {Object::external_memory, {cuImportExternalMemory}},
+    {Object::external_semaphore, {cuImportExternalSemaphore}},
+}};
 
 /// The kind of object, given by the first argument, whose destruction can be put off: no call waits for that.
 /// Left out are frees that return memory to the program, which the driver must have released first; frees in
 /// stream order, for which the stream's context must be current; and graphs, whose handle may be another's by
 /// then.
-constexpr Object ended_by(Entry entry) noexcept {
-    switch (entry) {
-    case Entry::cuStreamDestroy:
-    case Entry::cuStreamDestroy_v2: return Object::stream;
-    case Entry::cuEventDestroy:
-    case Entry::cuEventDestroy_v2: return Object::event;
-    case Entry::cuMemFree:
-    case Entry::cuMemFree_v2: return Object::memory;
-    case Entry::cuMemFreeHost: return Object::host_memory;
-    case Entry::cuArrayDestroy: return Object::array;
-    case Entry::cuMipmappedArrayDestroy: return Object::mipmapped_array;
-    case Entry::cuModuleUnload: return Object::module;
-    case Entry::cuLibraryUnload: return Object::library;
-    case Entry::cuGraphExecDestroy: return Object::graph_exec;
-    case Entry::cuTexObjectDestroy: return Object::texture;
-    case Entry::cuSurfObjectDestroy: return Object::surface;
-    default: return Object::none;
-    }
-}
+constexpr Table<Object> ended_by{{
+    {Object::stream, {cuStreamDestroy, cuStreamDestroy_v2}},
+    {Object::event, {cuEventDestroy, cuEventDestroy_v2}},
+    {Object::memory, {cuMemFree, cuMemFree_v2}},
+    {Object::host_memory, {cuMemFreeHost}},
+    {Object::array, {cuArrayDestroy}},
+    {Object::mipmapped_array, {cuMipmappedArrayDestroy}},
+    {Object::module, {cuModuleUnload}},
+    {Object::library, {cuLibraryUnload}},
+    {Object::graph_exec, {cuGraphExecDestroy}},
+    {Object::texture, {cuTexObjectDestroy}},
+    {Object::surface, {cuSurfObjectDestroy}},
+}};
 
 /// Another kind of object that the first argument may be. The call destroys it at once, and is not put off
 /// for it. External memory and pools are left out: what was mapped or allocated of them lives on.
-constexpr Object forgotten_by(Entry entry) noexcept {
-    switch (entry) {
-    case Entry::cuMemFreeAsync:
-    case Entry::cuMemFreeAsync_ptsz: return Object::memory;
-    case Entry::cuEventDestroy:
-    case Entry::cuEventDestroy_v2: return Object::shared_event;
-    case Entry::cuMemFree_v2: return Object::shared_memory;
-    case Entry::cuDestroyExternalSemaphore: return Object::external_semaphore;
-    default: return Object::none;
-    }
-}
+constexpr Table<Object> forgotten_by{{
+    {Object::memory, {cuMemFreeAsync, cuMemFreeAsync_ptsz}},
+    {Object::shared_event, {cuEventDestroy, cuEventDestroy_v2}},
+    {Object::shared_memory, {cuMemFree_v2}},
+    {Object::external_semaphore, {cuDestroyExternalSemaphore}},
+}};
 
-/// For a call that asks about GPU work or waits for it: the object that it asks about.
-enum class Asks : std::uint8_t { nothing, stream, event, context, current_context };
+constexpr Table<Asks> asks_about{{
+    {Asks::stream, {cuStreamQuery, cuStreamQuery_ptsz, cuStreamSynchronize, cuStreamSynchronize_ptsz}},
+    {Asks::event, {cuEventQuery, cuEventSynchronize}},
+    {Asks::context, {cuCtxSynchronize_v2}},
+    {Asks::current_context, {cuCtxSynchronize}},
+}};
+constexpr Table<Enters> enters{{
+    {Enters::first_argument, {cuCtxSetCurrent, cuCtxPushCurrent, cuCtxPushCurrent_v2}},
+    {Enters::unknown,
+     {cuCtxAttach, cuCtxCreate, cuCtxCreate_v2, cuCtxCreate_v3, cuCtxCreate_v4, cuCtxDestroy, cuCtxDestroy_v2,
+      cuCtxDetach, cuCtxPopCurrent, cuCtxPopCurrent_v2, cuGreenCtxDestroy, cuDevicePrimaryCtxRelease,
+      cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2}},
+}};
+} // namespace table
 
-constexpr Asks asks_about(Entry entry) noexcept {
-    switch (entry) {
-    case Entry::cuStreamQuery:
-    case Entry::cuStreamQuery_ptsz:
-    case Entry::cuStreamSynchronize:
-    case Entry::cuStreamSynchronize_ptsz: return Asks::stream;
-    case Entry::cuEventQuery:
-    case Entry::cuEventSynchronize: return Asks::event;
-    case Entry::cuCtxSynchronize_v2: return Asks::context;
-    case Entry::cuCtxSynchronize: return Asks::current_context;
-    default: return Asks::nothing;
-    }
-}
+using table::asks_about;
+using table::ended_by;
+using table::enters;
+using table::forgotten_by;
+using table::made_by;
 
 /// Whether it waits, which pools heed, and does not only look.
 constexpr bool waits(Entry entry) noexcept {
     return entry != Entry::cuStreamQuery && entry != Entry::cuStreamQuery_ptsz &&
            entry != Entry::cuEventQuery;
-}
-
-/// Whether the thread has another current context after the call: that of the first argument, or one that is
-/// not known.
-enum class Enters : std::uint8_t { nothing, first_argument, unknown };
-
-constexpr Enters enters(Entry entry) noexcept {
-    switch (entry) {
-    case Entry::cuCtxSetCurrent:
-    case Entry::cuCtxPushCurrent:
-    case Entry::cuCtxPushCurrent_v2: return Enters::first_argument;
-    case Entry::cuCtxAttach:
-    case Entry::cuCtxCreate:
-    case Entry::cuCtxCreate_v2:
-    case Entry::cuCtxCreate_v3:
-    case Entry::cuCtxCreate_v4:
-    case Entry::cuCtxDestroy:
-    case Entry::cuCtxDestroy_v2:
-    case Entry::cuCtxDetach:
-    case Entry::cuCtxPopCurrent:
-    case Entry::cuCtxPopCurrent_v2:
-    case Entry::cuGreenCtxDestroy:
-    case Entry::cuDevicePrimaryCtxRelease:
-    case Entry::cuDevicePrimaryCtxRelease_v2:
-    case Entry::cuDevicePrimaryCtxReset:
-    case Entry::cuDevicePrimaryCtxReset_v2: return Enters::unknown;
-    default: return Enters::nothing;
-    }
 }
 
 /// Whether it asks which context, or whose device, is the calling thread's, or whether a device has a primary

@@ -9,7 +9,7 @@
 #include "hooks/deep_answers.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/named_addresses.hpp"
-#include "intercepted/plain.hpp"
+#include "intercepted/memory.hpp"
 
 namespace gpu_sleep::hooks {
 

@@ -6,8 +6,7 @@
 #include "hooks/driver_table.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/plain.hpp"
-#include "intercepted/pools.hpp"
+#include "intercepted/memory.hpp"
 #include "lifecycle/start.hpp"
 #include "registry/registry.hpp"
 
@@ -55,27 +54,19 @@ CUstreamCaptureMode capture_mode(Arguments... arguments) {
 
 template <Entry entry, class... Arguments>
 CUresult begin_capture(CUstream stream, Arguments... arguments) {
-    const bool is_intercepted = intercepts();
-    const bool nests = is_intercepted && registry::books().captures.has_own();
+    const bool nests = intercepts() && registry::books().captures.has_own();
     const gate::Passage passage(nests ? gate::Touch::nests : k_touch<entry>, k_name<entry>);
     if (!passage.admitted()) return refused();
-    if (!is_intercepted) return real<entry>()(stream, arguments...);
-    // Noted first: once it has begun, no free may wait for the device.
+    const auto call = [=] { return real<entry>()(stream, arguments...); };
+    if (!intercepts()) return call();
     const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
-    const auto number = intercepted::capture_begins(stream, k_per_thread<entry>, any_may_end);
-    if (!number) return CUDA_ERROR_OUT_OF_MEMORY;
-    const auto status = real<entry>()(stream, arguments...);
-    if (status != CUDA_SUCCESS) intercepted::capture_failed(stream, k_per_thread<entry>, *number);
-    return status;
+    return intercepted::begin_capture(stream, k_per_thread<entry>, any_may_end, std::cref(call));
 }
 
 template <Entry entry>
 CUresult end_capture(CUstream stream, CUgraph* graph) {
-    if (!intercepts()) return real<entry>()(stream, graph);
-    const auto number = intercepted::capture_ends(stream, k_per_thread<entry>);
-    const auto status = real<entry>()(stream, graph);
-    intercepted::capture_ended(stream, k_per_thread<entry>, number, status);
-    return status;
+    const auto call = [=] { return real<entry>()(stream, graph); };
+    return intercepts() ? intercepted::end_capture(stream, k_per_thread<entry>, call) : call();
 }
 
 /// Where pools give back what exceeds their thresholds.

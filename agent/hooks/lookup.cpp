@@ -13,7 +13,7 @@
 #include "freestanding/trampolines.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
-#include "intercepted/calls.hpp"
+#include "intercepted/unseen.hpp"
 
 #include <dlfcn.h>
 

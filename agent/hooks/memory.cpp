@@ -2,15 +2,12 @@
 // Copyright the gpu-sleep authors.
 // The hooks of plain and stream-ordered memory, of pools and of arrays: a few lines each, no policy.
 
-#include "hooks/driver_table.hpp"
+#include "intercepted/memory.hpp"
+#include "hooks/deep_answers.hpp"
 #include "intercepted/calls.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
-#include "intercepted/plain.hpp"
 #include "intercepted/pool_table.hpp"
-#include "intercepted/pools.hpp"
-#include "intercepted/residual.hpp"
 #include "lifecycle/start.hpp"
 
 #include <optional>
@@ -18,16 +15,16 @@
 namespace gpu_sleep::hooks::own {
 namespace {
 
-using intercepted::ResidualCause;
+using intercepted::ResidualRecord;
 
 /// `ours` if that answers; else `theirs`, the driver's, of which `size` says how many bytes those are.
 template <class Size, class Ours, class Theirs>
 CUresult allocate(CUdeviceptr* address, const Size& size, const Ours& ours, const Theirs& theirs) {
-    ResidualCause cause;
+    ResidualRecord residual;
     if (agent::lifecycle::intercepts_allocations())
-        if (const auto answer = ours(cause)) return *answer;
+        if (const auto answer = ours(residual)) return *answer;
     const auto status = theirs();
-    if (status == CUDA_SUCCESS) intercepted::allocated_by_driver(*address, size(), cause);
+    if (status == CUDA_SUCCESS) intercepted::allocated_by_driver(*address, size(), residual);
     return status;
 }
 
@@ -36,8 +33,8 @@ CUresult allocate_async_of(std::optional<CUmemoryPool> pool, CUstream stream, CU
                            std::size_t bytes, Rest... rest) {
     return allocate(
         address, [=] { return bytes; },
-        [=](ResidualCause& cause) {
-            return intercepted::allocate_async(address, bytes, pool, stream, k_per_thread<entry>, cause);
+        [=](ResidualRecord& residual) {
+            return intercepted::allocate_async(address, bytes, pool, stream, k_per_thread<entry>, residual);
         },
         [=] { return real<entry>()(address, bytes, rest...); });
 }
@@ -50,13 +47,11 @@ CUresult allocate_from_pool(CUdeviceptr* address, std::size_t bytes, CUmemoryPoo
     return allocate_async_of<entry>(pool, stream, address, bytes, pool, stream);
 }
 
-/// Frees what the driver has given.
-template <Entry entry, class... Arguments>
-CUresult free_of_driver(CUdeviceptr address, Arguments... arguments) {
-    const auto free = [=] { return real<entry>()(address, arguments...); };
-    if (!intercepts()) return free();
-    return noted(intercepted::free_by_driver(address, free),
-                 [=] { registry::books().residual.forget(address); }); // managed memory, say
+/// Frees what the driver has given: by its address, or an array by its handle.
+template <Entry entry, class Memory, class... Arguments>
+CUresult free_of_driver(Memory freed, Arguments... arguments) {
+    const auto free = [=] { return real<entry>()(freed, arguments...); };
+    return intercepts() ? intercepted::free_by_driver(bits_of(freed), free) : free();
 }
 
 template <Entry entry>
@@ -83,7 +78,7 @@ CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {
     return allocate(
         address, [=] { return bytes; },
-        [=](ResidualCause& cause) { return intercepted::allocate(address, bytes, cause); },
+        [=](ResidualRecord& residual) { return intercepted::allocate(address, bytes, residual); },
         [=] { return real<Entry::cuMemAlloc_v2>()(address, bytes); });
 }
 
@@ -91,8 +86,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* address, std::size_t* pitch, std::size_
                             unsigned element_bytes) {
     return allocate(
         address, [=] { return *pitch * height; },
-        [=](ResidualCause& cause) {
-            return intercepted::allocate_pitched(address, pitch, width, height, element_bytes, cause);
+        [=](ResidualRecord& residual) {
+            return intercepted::allocate_pitched(address, pitch, width, height, element_bytes, residual);
         },
         [=] { return real<Entry::cuMemAllocPitch_v2>()(address, pitch, width, height, element_bytes); });
 }
@@ -105,8 +100,10 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
-    return noted(real<Entry::cuMemAllocManaged>()(address, bytes, flags),
-                 [=] { intercepted::managed_allocated(*address, bytes); });
+    return noted(real<Entry::cuMemAllocManaged>()(address, bytes, flags), [=] {
+        intercepted::stays_in_context(*address, bytes, "managed",
+                                      "the driver moves it between host and device itself");
+    });
 }
 
 GPU_SLEEP_SHARE(cuMemAllocAsync, allocate_async)
@@ -161,8 +158,7 @@ GPU_SLEEP_SHARE(cuIpcOpenMemHandle_v2, open_ipc)
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     if (intercepts())
         if (const auto answer = intercepted::close_ipc(address)) return *answer;
-    return noted(real<Entry::cuIpcCloseMemHandle>()(address),
-                 [=] { registry::books().residual.forget(address); });
+    return free_of_driver<Entry::cuIpcCloseMemHandle>(address);
 }
 
 // Arrays and mipmapped arrays stay with the driver.
@@ -178,20 +174,13 @@ CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wante
                  [=] { intercepted::array_created(*array, *wanted, 1); });
 }
 
-CUresult cuArrayDestroy(CUarray array) {
-    return noted(real<Entry::cuArrayDestroy>()(array),
-                 [=] { registry::books().residual.forget(reinterpret_cast<CUdeviceptr>(array)); });
-}
+GPU_SLEEP_SHARE(cuArrayDestroy, free_of_driver)
+GPU_SLEEP_SHARE(cuMipmappedArrayDestroy, free_of_driver)
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
                                 unsigned levels) {
     return noted(real<Entry::cuMipmappedArrayCreate>()(array, wanted, levels),
                  [=] { intercepted::array_created(*array, *wanted, levels); });
-}
-
-CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
-    return noted(real<Entry::cuMipmappedArrayDestroy>()(array),
-                 [=] { registry::books().residual.forget(reinterpret_cast<CUdeviceptr>(array)); });
 }
 
 } // namespace gpu_sleep::hooks::own

@@ -6,8 +6,10 @@
 #pragma once
 
 #include "hooks/inspect.hpp"
-#include "intercepted/virtual_memory.hpp"
+#include "intercepted/memory.hpp"
 
+#include <algorithm>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 
@@ -206,123 +208,75 @@ struct NamesNothing {
     static void add(gate::Named&, const Arguments&...) {}
 };
 
-using NamesFilled = NamesOne<0, 2>;
-using NamesFilled16 = NamesOne<0, 2, 2>;
-using NamesFilled32 = NamesOne<0, 2, 4>;
-using NamesFirst = NamesOne<0, 1>;
-using NamesSecond = NamesOne<1, 2>;
-using NamesThird = NamesOne<2, 3>;
-using NamesFromArray = NamesOne<0, 3>;
+/// What the calls of an entry point name.
+template <class Names, Entry entry>
+struct CallNames {};
+template <class Names, Entry... entries>
+struct CallsName : CallNames<Names, entries>... {};
 
+/// The table of that. The twin of an entry point, whose default stream is each thread's own, names the same.
+namespace table {
+using enum Entry;
+struct Rows
+    : CallsName<NamesOne<0, 1>, cuMemAdvise, cuMemAdvise_v2, cuMemUnmap, cuMemSetAccess, cuMemPrefetchAsync,
+                cuMemPrefetchAsync_v2>,
+      CallsName<NamesKernels, cuLaunchCooperativeKernelMultiDevice>,
+      CallsName<NamesInstantiated, cuGraphInstantiate, cuGraphInstantiate_v2, cuGraphInstantiateWithFlags,
+                cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphInstantiateWithParams>,
+      CallsName<NamesCopyNode, cuGraphAddMemcpyNode, cuGraphMemcpyNodeSetParams>,
+      CallsName<NamesNode, cuGraphAddMemsetNode, cuGraphMemsetNodeSetParams, cuGraphAddBatchMemOpNode,
+                cuGraphBatchMemOpNodeSetParams>,
+      CallsName<NamesTexture, cuTexObjectCreate, cuTexRefSetAddress2D_v2, cuTexRefSetAddress2D_v3>,
+      CallsName<NamesOne<2, 3>, cuTexRefSetAddress_v2, cuMulticastBindAddr, cuMemcpyHtoA_v2, cuMemcpyDtoA_v2,
+                cuMemcpyHtoAAsync_v2>,
+      CallsName<NamesMapped, cuMemMap>,
+      CallsName<NamesHandle<1>, cuMemExportToShareableHandle>,
+      CallsName<NamesHandle<2>, cuMulticastBindMem>,
+      CallsName<NamesByte<1>, cuIpcGetMemHandle>,
+      CallsName<NamesByte<2>, cuPointerSetAttribute>,
+      CallsName<NamesOne<1, 2>, cuMemGetHandleForAddressRange>,
+      CallsName<NamesTwo, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuMemcpyDtoD_v2, cuMemcpy, cuMemcpyHtoDAsync_v2,
+                cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2, cuMemcpyAsync>,
+      CallsName<NamesPeers, cuMemcpyPeer, cuMemcpyPeerAsync>,
+      CallsName<NamesPeerCopy, cuMemcpy3DPeer, cuMemcpy3DPeerAsync>,
+      CallsName<NamesCopy, cuMemcpy2D_v2, cuMemcpy2DUnaligned_v2, cuMemcpy3D_v2, cuMemcpy2DAsync_v2,
+                cuMemcpy3DAsync_v2>,
+      CallsName<NamesOne<0, 3>, cuMemcpyAtoH_v2, cuMemcpyAtoD_v2, cuMemcpyAtoHAsync_v2>,
+      CallsName<NamesNothing, cuMemcpyAtoA_v2>,
+      CallsName<NamesOne<0, 2>, cuMemsetD8_v2, cuMemsetD8Async>,
+      CallsName<NamesOne<0, 2, 2>, cuMemsetD16_v2, cuMemsetD16Async>,
+      CallsName<NamesOne<0, 2, 4>, cuMemsetD32_v2, cuMemsetD32Async>,
+      CallsName<NamesRows, cuMemsetD2D8_v2, cuMemsetD2D16_v2, cuMemsetD2D32_v2, cuMemsetD2D8Async,
+                cuMemsetD2D16Async, cuMemsetD2D32Async>,
+      CallsName<NamesBatch, cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2, cuMemcpy3DBatchAsync,
+                cuMemcpy3DBatchAsync_v2>,
+      CallsName<NamesList, cuMemPrefetchBatchAsync, cuMemDiscardBatchAsync,
+                cuMemDiscardAndPrefetchBatchAsync>,
+      CallsName<NamesDecompressed, cuMemBatchDecompressAsync>,
+      CallsName<NamesNumber, cuStreamWaitValue32, cuStreamWaitValue32_v2, cuStreamWaitValue64,
+                cuStreamWaitValue64_v2, cuStreamWriteValue32, cuStreamWriteValue32_v2, cuStreamWriteValue64,
+                cuStreamWriteValue64_v2>,
+      CallsName<NamesOperations, cuStreamBatchMemOp, cuStreamBatchMemOp_v2>,
+      CallsName<NamesKernel, cuLaunchKernel, cuLaunchCooperativeKernel, cuLaunchKernelEx>,
+      CallsName<NamesGraph, cuGraphLaunch>,
+      CallsName<NamesArrayMaps, cuMemMapArrayAsync> {};
+} // namespace table
+
+/// The entry point of which this one is the twin, or itself.
+constexpr Entry without_suffix(Entry entry) noexcept {
+    std::string_view name = k_symbols[static_cast<std::size_t>(entry)];
+    if (!name.ends_with("_ptds") && !name.ends_with("_ptsz")) return entry;
+    name.remove_suffix(5);
+    return static_cast<Entry>(std::find(k_symbols.begin(), k_symbols.end(), name) - k_symbols.begin());
+}
+
+template <Entry entry, class Names>
+Names names_in(const CallNames<Names, entry>&);
+template <Entry>
+void names_in(...);
 /// Says what a call of the entry point names; void where nothing is known of that.
 template <Entry entry>
-struct NamesOf {
-    using Type = void;
-};
-template <Entry entry>
-using Names = typename NamesOf<entry>::Type;
-
-#define GPU_SLEEP_NAMES(kind, name)                                                                          \
-    template <>                                                                                              \
-    struct NamesOf<Entry::name> {                                                                            \
-        using Type = kind;                                                                                   \
-    };
-#define GPU_SLEEP_NAMES_PTDS(kind, name) GPU_SLEEP_NAMES(kind, name) GPU_SLEEP_NAMES(kind, name##_ptds)
-#define GPU_SLEEP_NAMES_PTSZ(kind, name) GPU_SLEEP_NAMES(kind, name) GPU_SLEEP_NAMES(kind, name##_ptsz)
-// clang-format off
-GPU_SLEEP_NAMES(NamesFirst, cuMemAdvise)
-GPU_SLEEP_NAMES(NamesFirst, cuMemAdvise_v2)
-GPU_SLEEP_NAMES(NamesFirst, cuMemUnmap)
-GPU_SLEEP_NAMES(NamesFirst, cuMemSetAccess)
-GPU_SLEEP_NAMES(NamesKernels, cuLaunchCooperativeKernelMultiDevice)
-GPU_SLEEP_NAMES(NamesInstantiated, cuGraphInstantiate)
-GPU_SLEEP_NAMES(NamesInstantiated, cuGraphInstantiate_v2)
-GPU_SLEEP_NAMES(NamesInstantiated, cuGraphInstantiateWithFlags)
-GPU_SLEEP_NAMES(NamesInstantiated, cuGraphExecUpdate)
-GPU_SLEEP_NAMES(NamesInstantiated, cuGraphExecUpdate_v2)
-GPU_SLEEP_NAMES(NamesCopyNode, cuGraphAddMemcpyNode)
-GPU_SLEEP_NAMES(NamesCopyNode, cuGraphMemcpyNodeSetParams)
-GPU_SLEEP_NAMES(NamesNode, cuGraphAddMemsetNode)
-GPU_SLEEP_NAMES(NamesNode, cuGraphMemsetNodeSetParams)
-GPU_SLEEP_NAMES(NamesNode, cuGraphAddBatchMemOpNode)
-GPU_SLEEP_NAMES(NamesNode, cuGraphBatchMemOpNodeSetParams)
-GPU_SLEEP_NAMES(NamesTexture, cuTexObjectCreate)
-GPU_SLEEP_NAMES(NamesTexture, cuTexRefSetAddress2D_v2)
-GPU_SLEEP_NAMES(NamesTexture, cuTexRefSetAddress2D_v3)
-GPU_SLEEP_NAMES(NamesThird, cuTexRefSetAddress_v2)
-GPU_SLEEP_NAMES(NamesMapped, cuMemMap)
-GPU_SLEEP_NAMES(NamesHandle<1>, cuMemExportToShareableHandle)
-GPU_SLEEP_NAMES(NamesHandle<2>, cuMulticastBindMem)
-GPU_SLEEP_NAMES(NamesByte<1>, cuIpcGetMemHandle)
-GPU_SLEEP_NAMES(NamesByte<2>, cuPointerSetAttribute)
-GPU_SLEEP_NAMES(NamesSecond, cuMemGetHandleForAddressRange)
-GPU_SLEEP_NAMES(NamesThird, cuMulticastBindAddr)
-GPU_SLEEP_NAMES_PTDS(NamesTwo, cuMemcpyHtoD_v2)
-GPU_SLEEP_NAMES_PTDS(NamesTwo, cuMemcpyDtoH_v2)
-GPU_SLEEP_NAMES_PTDS(NamesTwo, cuMemcpyDtoD_v2)
-GPU_SLEEP_NAMES_PTDS(NamesTwo, cuMemcpy)
-GPU_SLEEP_NAMES_PTDS(NamesPeers, cuMemcpyPeer)
-GPU_SLEEP_NAMES_PTDS(NamesPeerCopy, cuMemcpy3DPeer)
-GPU_SLEEP_NAMES_PTDS(NamesCopy, cuMemcpy2D_v2)
-GPU_SLEEP_NAMES_PTDS(NamesCopy, cuMemcpy2DUnaligned_v2)
-GPU_SLEEP_NAMES_PTDS(NamesCopy, cuMemcpy3D_v2)
-GPU_SLEEP_NAMES_PTDS(NamesThird, cuMemcpyHtoA_v2)
-GPU_SLEEP_NAMES_PTDS(NamesThird, cuMemcpyDtoA_v2)
-GPU_SLEEP_NAMES_PTDS(NamesFromArray, cuMemcpyAtoH_v2)
-GPU_SLEEP_NAMES_PTDS(NamesFromArray, cuMemcpyAtoD_v2)
-GPU_SLEEP_NAMES_PTDS(NamesNothing, cuMemcpyAtoA_v2)
-GPU_SLEEP_NAMES_PTDS(NamesFilled, cuMemsetD8_v2)
-GPU_SLEEP_NAMES_PTDS(NamesFilled16, cuMemsetD16_v2)
-GPU_SLEEP_NAMES_PTDS(NamesFilled32, cuMemsetD32_v2)
-GPU_SLEEP_NAMES_PTDS(NamesRows, cuMemsetD2D8_v2)
-GPU_SLEEP_NAMES_PTDS(NamesRows, cuMemsetD2D16_v2)
-GPU_SLEEP_NAMES_PTDS(NamesRows, cuMemsetD2D32_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesTwo, cuMemcpyHtoDAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesTwo, cuMemcpyDtoHAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesTwo, cuMemcpyDtoDAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesTwo, cuMemcpyAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesPeers, cuMemcpyPeerAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesPeerCopy, cuMemcpy3DPeerAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesCopy, cuMemcpy2DAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesCopy, cuMemcpy3DAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesThird, cuMemcpyHtoAAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesFromArray, cuMemcpyAtoHAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesBatch, cuMemcpyBatchAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesBatch, cuMemcpyBatchAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesBatch, cuMemcpy3DBatchAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesBatch, cuMemcpy3DBatchAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesFilled, cuMemsetD8Async)
-GPU_SLEEP_NAMES_PTSZ(NamesFilled16, cuMemsetD16Async)
-GPU_SLEEP_NAMES_PTSZ(NamesFilled32, cuMemsetD32Async)
-GPU_SLEEP_NAMES_PTSZ(NamesRows, cuMemsetD2D8Async)
-GPU_SLEEP_NAMES_PTSZ(NamesRows, cuMemsetD2D16Async)
-GPU_SLEEP_NAMES_PTSZ(NamesRows, cuMemsetD2D32Async)
-GPU_SLEEP_NAMES_PTSZ(NamesFirst, cuMemPrefetchAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesFirst, cuMemPrefetchAsync_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesList, cuMemPrefetchBatchAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesList, cuMemDiscardBatchAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesList, cuMemDiscardAndPrefetchBatchAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesDecompressed, cuMemBatchDecompressAsync)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWaitValue32)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWaitValue32_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWaitValue64)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWaitValue64_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWriteValue32)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWriteValue32_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWriteValue64)
-GPU_SLEEP_NAMES_PTSZ(NamesNumber, cuStreamWriteValue64_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesOperations, cuStreamBatchMemOp)
-GPU_SLEEP_NAMES_PTSZ(NamesOperations, cuStreamBatchMemOp_v2)
-GPU_SLEEP_NAMES_PTSZ(NamesKernel, cuLaunchKernel)
-GPU_SLEEP_NAMES_PTSZ(NamesKernel, cuLaunchCooperativeKernel)
-GPU_SLEEP_NAMES_PTSZ(NamesKernel, cuLaunchKernelEx)
-GPU_SLEEP_NAMES_PTSZ(NamesGraph, cuGraphLaunch)
-GPU_SLEEP_NAMES_PTSZ(NamesInstantiated, cuGraphInstantiateWithParams)
-GPU_SLEEP_NAMES_PTSZ(NamesArrayMaps, cuMemMapArrayAsync)
-// clang-format on
-#undef GPU_SLEEP_NAMES_PTSZ
-#undef GPU_SLEEP_NAMES_PTDS
-#undef GPU_SLEEP_NAMES
+using Names = decltype(names_in<without_suffix(entry)>(table::Rows()));
 
 template <Entry entry>
 inline constexpr bool k_names_known = !std::is_void_v<Names<entry>>;

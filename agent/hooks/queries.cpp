@@ -4,8 +4,7 @@
 // driver does not know, or knows of the range and not of the allocation, we know.
 
 #include "hooks/driver_table.hpp"
-#include "intercepted/plain.hpp"
-#include "intercepted/virtual_memory.hpp"
+#include "intercepted/memory.hpp"
 #include "registry/registry.hpp"
 
 #include <cstdint>

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The common frame of intercepted calls: finding the books and the program's memory, and giving the answer.
-// Calls that this build does not know are listed here, too.
 
 #pragma once
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "driver/context.hpp"
+#include "gate/gate.hpp"
 #include "program_memory/program_memory.hpp"
 #include "registry/registry.hpp"
-
-#include <cuda.h>
-
-#include <functional>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 /// All functions of this module are thread-safe, and what intercepted calls call lets nothing cross: what
 /// fails inside returns a status of the driver. None needs the agent to run; without it everything is left to
@@ -32,16 +24,16 @@ using Answer = std::optional<CUresult>;
 /// The status of a call that needs sleeping memory and cannot wait for it.
 inline constexpr CUresult k_sleeps = CUDA_ERROR_SYSTEM_NOT_READY;
 
-/// The status of an intercepted call that the gate refuses: as the driver's own when the process ends.
-[[nodiscard]] CUresult refused() noexcept;
+/// The status of an intercepted call that the gate refuses: as the driver's own when the process ends. Apart,
+/// so that hooks stay small.
+[[nodiscard, gnu::noinline]] inline CUresult refused() noexcept {
+    return gate::Gate::instance().is_abandoned() ? CUDA_ERROR_DEINITIALIZED : CUDA_ERROR_SYSTEM_NOT_READY;
+}
 
 /// The program's memory; null before CUDA is in use, or when the process is ending.
 [[nodiscard]] inline ProgramMemory* memory() noexcept {
     return ProgramMemory::in_use();
 }
-
-/// The status that the driver would have given for `error`.
-[[nodiscard]] CUresult to_status(const Error& error) noexcept;
 
 /// Whether memory of the device or of the host was short: then the driver is not asked, whose memory stays.
 [[nodiscard]] inline bool is_shortage(const Error& error) noexcept {
@@ -79,17 +71,9 @@ void with_memory(Use&& use) noexcept {
 }
 
 /// Frees what ProgramMemory::allocate() gave, asleep or awake. No work may still use it.
-void give_range(ProgramMemory& memory, CUdeviceptr address);
-
-/// The context of a stream: the current one for the default streams, null where there is no such stream.
-[[nodiscard]] CUcontext context_of(ProgramMemory& memory, CUstream stream);
-
-/// Notes a call, inside the gate: who closes it, and looks then, sees the note. Takes no memory, and keeps
-/// `name`, which lives as long as the process. Thread-safe.
-void note_unknown_call(const char* name) noexcept;
-
-/// The names that were noted, each once. Each may have given the GPU work or taken memory unseen.
-/// Thread-safe.
-[[nodiscard]] std::vector<std::string> called_unknown();
+inline void give_range(ProgramMemory& memory, CUdeviceptr address) {
+    if (const auto freed = memory.free(address); !freed)
+        log::warning("range {:#x} could not be freed: {}", address, freed.error().message);
+}
 
 } // namespace gpu_sleep::agent::intercepted

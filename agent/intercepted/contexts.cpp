@@ -9,10 +9,6 @@
 #include "intercepted/freeing.hpp"
 #include "intercepted/pending_work.hpp"
 
-#include <mutex>
-#include <shared_mutex>
-#include <utility>
-
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
@@ -112,11 +108,39 @@ CUcontext known_context_of(CUstream stream) noexcept {
     return with ? context_of(*with, stream) : nullptr;
 }
 
+void capture_is_over(CUstream stream, bool per_thread, std::uint64_t number) noexcept {
+    ignoring_errors([&] {
+        if (number == 0) return;
+        books().captures.forget(capture_key(stream, per_thread, known_context_of(stream)), number);
+        free_waiting();
+    });
+}
+
+/// False also where the driver does not say.
+bool captures_still(CUstream stream, bool per_thread) noexcept {
+    const auto with = memory();
+    auto state = CU_STREAM_CAPTURE_STATUS_NONE;
+    auto* const handle = !stream && per_thread ? CU_STREAM_PER_THREAD : stream;
+    return with && with->api().cuStreamIsCapturing(handle, &state) == CUDA_SUCCESS &&
+           state != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 } // namespace
+
+CUcontext context_of(ProgramMemory& memory, CUstream stream) {
+    CUcontext context = nullptr;
+    const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    if (has_handle && memory.api().cuStreamGetCtx) {
+        if (memory.api().cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
+        auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+        if (memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
+    }
+    return memory.api().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
+}
 
 CUresult make_context(const CUcontext* context, const std::function<CUresult()>& make) noexcept {
     Contexts::Record made; // what takes memory comes first
-    if (!guarded([&] { made = Contexts::make_record(); })) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!guarded([&] { made = make_entry<Contexts::Records>(); })) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
     const auto with = memory();
@@ -142,11 +166,7 @@ CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std:
     auto& contexts = books().contexts;
     const std::shared_lock stay(contexts.alive);
     Contexts::GreenRecord made; // what takes memory comes first
-    const auto prepared = guarded([&] {
-        made = Contexts::make_green();
-        contexts.prepare_hold(device);
-    });
-    if (!prepared) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!guarded([&] { made = make_entry<Contexts::Greens>(); })) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
     with_memory([&](ProgramMemory& memory) {
@@ -162,24 +182,15 @@ CUresult end_green_context(CUgreenCtx handle, const std::function<CUresult()>& d
     if (!with) return destroy();
     return end_alone([&] {
         auto& all = books();
-        auto record = all.contexts.take(handle);
-        if (!record) return destroy();
-        const auto green = record.mapped();
-        Captures::Taken captures;
-        if (green.context) {
-            captures = all.captures.take(green.context);
-            all.objects.end_with(green.context);
-            all.allocations.change([&](Allocation& known) {
-                if (known.context == green.context) known.context = green.primary;
-            });
-            // For good: if it stays, its blocks wait for their events.
-            all.pools.forget_order_of(green.context, green.primary);
-            all.contexts.hand_events_on(green);
-        }
-        const auto ended = release_held(*with, green.device, destroy);
-        if (ended == CUDA_SUCCESS) return ended;
-        all.captures.put_back(captures);
-        all.contexts.put_back(std::move(record));
+        const auto green = all.contexts.find(handle);
+        if (!green) return destroy();
+        auto captures =
+            all.hand_on(*green); // for good but for these: if it stays, its blocks wait for events
+        const auto ended = release_held(*with, green->device, destroy);
+        if (ended == CUDA_SUCCESS)
+            all.contexts.forget(handle); // nobody makes another meanwhile
+        else
+            all.captures.put_back(captures);
         return ended;
     });
 }
@@ -204,7 +215,7 @@ CUresult release_primary_context(CUdevice device, const std::function<CUresult()
     {
         // Many may let go at once while others hold it; who may be the last waits until they have.
         const std::shared_lock stay(contexts.alive);
-        if (contexts.let_go_of_one(device)) released = release();
+        if (!contexts.let_go(device, false).is_last) released = release();
         if (released && released != CUDA_SUCCESS) contexts.hold(device);
     }
     if (!released) return end_alone([&] { return release_held(*with, device, release); });
@@ -222,7 +233,8 @@ CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>&
     });
 }
 
-std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread, bool any_may_end) noexcept {
+CUresult begin_capture(CUstream stream, bool per_thread, bool any_may_end,
+                       const std::function<CUresult()>& begin) noexcept {
     std::optional<std::uint64_t> number;
     ignoring_errors([&] {
         auto& captures = books().captures;
@@ -230,38 +242,23 @@ std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread, bo
         auto* const context = known_context_of(stream);
         number = captures.note(capture_key(stream, per_thread, context), context, any_may_end);
     });
-    return number;
+    if (!number) return CUDA_ERROR_OUT_OF_MEMORY;
+    const auto status = begin();
+    if (status != CUDA_SUCCESS) capture_is_over(stream, per_thread, *number);
+    return status;
 }
 
-void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept {
-    ignoring_errors([&] {
-        if (number == 0) return;
-        books().captures.forget(capture_key(stream, per_thread, known_context_of(stream)), number);
-        free_waiting();
-    });
-}
-
-std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept {
+CUresult end_capture(CUstream stream, bool per_thread, const std::function<CUresult()>& end) noexcept {
     std::uint64_t number = 0;
     ignoring_errors([&] {
         number = books().captures.number_of(capture_key(stream, per_thread, known_context_of(stream)));
     });
-    return number;
-}
-
-void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept {
-    ignoring_errors([&] {
-        // A broken capture is over too, and one that the wrong thread was to end, but not one that the wrong
-        // stream was.
-        if (const auto with = memory(); with && status != CUDA_SUCCESS) {
-            auto state = CU_STREAM_CAPTURE_STATUS_NONE;
-            auto* const handle = !stream && per_thread ? CU_STREAM_PER_THREAD : stream;
-            if (with->api().cuStreamIsCapturing(handle, &state) == CUDA_SUCCESS &&
-                state != CU_STREAM_CAPTURE_STATUS_NONE)
-                return;
-        }
-        capture_failed(stream, per_thread, number);
-    });
+    const auto status = end();
+    // A broken capture is over too, and one that the wrong thread was to end, but not one that the wrong
+    // stream was.
+    if (status == CUDA_SUCCESS || !captures_still(stream, per_thread))
+        capture_is_over(stream, per_thread, number);
+    return status;
 }
 
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept {

@@ -4,11 +4,7 @@
 
 #pragma once
 
-#include <cuda.h>
-
-#include <cstdint>
-#include <functional>
-#include <optional>
+#include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -32,17 +28,18 @@ CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept;
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept;
 
-/// Before the driver begins a capture, which this thread alone may end or any; returns its number, for
-/// capture_failed() if it did not. Nothing without memory: then it must not begin, for others would break it.
-[[nodiscard]] std::optional<std::uint64_t> capture_begins(CUstream stream, bool per_thread,
-                                                          bool any_may_end) noexcept;
-void capture_failed(CUstream stream, bool per_thread, std::uint64_t number) noexcept;
-/// The number of the stream's capture before the driver ends it, for capture_ended(); 0 without one.
-[[nodiscard]] std::uint64_t capture_ends(CUstream stream, bool per_thread) noexcept;
-void capture_ended(CUstream stream, bool per_thread, std::uint64_t number, CUresult status) noexcept;
+/// Runs the driver's cuStreamBeginCapture, once the capture, which this thread alone may end or any, is in
+/// the books: from when it has begun, no free may wait for the device. Not without memory to note it.
+CUresult begin_capture(CUstream stream, bool per_thread, bool any_may_end,
+                       const std::function<CUresult()>& begin) noexcept;
+/// Runs the driver's cuStreamEndCapture, and then frees what has waited for that.
+CUresult end_capture(CUstream stream, bool per_thread, const std::function<CUresult()>& end) noexcept;
 /// Runs the driver's cuStreamDestroy with the stream out of the books, for another may get its handle at
 /// once.
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
+
+/// The context of a stream: the current one for the default streams, null where there is no such stream.
+[[nodiscard]] CUcontext context_of(ProgramMemory& memory, CUstream stream);
 
 /// Makes a primary context that is in use current on the calling thread, which is ours and ends soon: what
 /// the runtime is asked there would make one on the first device otherwise, for good. Never waits. False

@@ -9,8 +9,6 @@
 #include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
 
-#include <shared_mutex>
-
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
@@ -27,18 +25,20 @@ void tidy_later() noexcept {
     if (const auto* const with = memory()) with->tidy_within(k_by_itself);
 }
 
-/// Frees the blocks of no pool that nobody uses any more.
-void finish_pending_frees(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-    auto& frees = all.pending_frees;
-    if (!frees.empty()) all.has_excess = true; // also for what an exception leaves
-    for (std::size_t i = 0; i < frees.size();) {
-        if (!note_if_done(memory, frees[i].last_use)) {
-            ++i;
+/// Frees plain memory that waited for a stream which is there now.
+void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+    Due due(books().later.take([](const Allocation& freed) { return freed.done != nullptr; }));
+    auto& waiting = due->allocations;
+    if (!waiting.empty()) all.has_excess = true; // also for what an exception leaves
+    for (auto next = waiting.begin(); next != waiting.end();) {
+        auto& freed = next->second;
+        if (memory.api().cuEventQuery(freed.done) != CUDA_SUCCESS) {
+            ++next;
             continue;
         }
-        give_range(memory, frees[i].address); // may throw: those before it are not to be freed again
-        frees[i] = frees.back();
-        frees.pop_back();
+        books().contexts.give_event(freed.freed_in, std::exchange(freed.done, nullptr));
+        give_range(memory, freed.address); // may throw: those before it are not to be freed again
+        next = waiting.erase(next);
     }
 }
 
@@ -50,31 +50,8 @@ void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex
     all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
         return entry.second.live == 0 && is_excess(memory, entry.second); // not done
     });
-    finish_pending_frees(all, memory);
+    finish_frees_in_order(all, memory);
 }
-
-/// Items on their way to be freed or closed. One that is not by the end of this, for want of memory, waits
-/// again.
-class Due {
-public:
-    explicit Due(Deferred::Items items = {}) noexcept : items_(std::move(items)) {}
-    Due& operator=(Due&&) = delete;
-    ~Due() {
-        if (!items_.is_empty()) books().deferred.add(items_);
-    }
-
-    Deferred::Items* operator->() noexcept { return &items_; }
-    void take(Deferred::Items items) noexcept { items_ = std::move(items); }
-    void give_back(ProgramMemory& memory) {
-        auto& [allocations, imports] = items_;
-        for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
-        for (; !allocations.empty(); allocations.erase(allocations.begin()))
-            give_allocation(memory, allocations.begin()->second);
-    }
-
-private:
-    Deferred::Items items_;
-};
 
 } // namespace
 
@@ -104,7 +81,7 @@ void trim() noexcept {
     with_pools([](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
         all.is_due = false;
         give_back_idle(all, memory, [](const Range&) { return true; });
-        finish_pending_frees(all, memory);
+        finish_frees_in_order(all, memory);
     });
 }
 
@@ -128,6 +105,13 @@ void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 
+void Due::give_back(ProgramMemory& memory) {
+    auto& [allocations, imports] = items_;
+    for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
+    for (; !allocations.empty(); allocations.erase(allocations.begin()))
+        give_allocation(memory, allocations.begin()->second);
+}
+
 void free_departed(ProgramMemory& memory, Departed departed) noexcept {
     ignoring_errors([&] {
         auto& all = books();
@@ -139,10 +123,12 @@ void free_departed(ProgramMemory& memory, Departed departed) noexcept {
         if (departed.is_primary) memory.forget_retained();
         for (const auto& [address, allocation] : departed.allocations)
             if (allocation.pool) freed_from_pool(allocation);
-        Due due(std::move(departed.deferred));
+        Due due(std::move(departed.later));
         due->allocations.merge(departed.allocations);
-        // With the context its work is over.
-        for (auto& [address, allocation] : due->allocations) allocation.context = nullptr;
+        for (auto& [address, allocation] : due->allocations) { // with the context its work is over
+            allocation.context = nullptr;
+            allocation.done = nullptr;
+        }
         due.give_back(memory);
         with_pools([](Pools& pools, ProgramMemory& with)
                        GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, with); });
@@ -164,10 +150,10 @@ void unmap_import(const driver::Api& api, const Import& import) {
 void free_waiting() noexcept {
     auto& contexts = books().contexts;
     auto& captures = books().captures;
-    auto& deferred = books().deferred;
+    auto& later = books().later;
     // The driver closes its own memory of other processes during a capture. Nothing may still use ours,
     // though, and waiting would break the capture.
-    if (!deferred.has_any() || captures.count() != 0) return;
+    if (!later.may_wait_for_captures() || captures.count() != 0) return;
     with_memory([&](ProgramMemory& memory) {
         contexts.let_end();
         // From here on none of their contexts ends; those that ended took theirs with them.
@@ -177,7 +163,7 @@ void free_waiting() noexcept {
         {
             const std::shared_lock order(captures.order);
             if (captures.count() != 0) return;
-            due.take(deferred.take_all());
+            *due = later.take_for_captures();
             for (const auto& import : due->imports)
                 for (int device = 0; device < driver::k_max_devices; ++device)
                     if ((import.access >> device & 1) != 0) note_work_on(memory.api(), device, work);
@@ -197,11 +183,12 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
         PendingWork work(memory.api(), PendingWork::Way::amid_captures);
         // Memory of a pool may have been freed in a stream that captures: until the capture ends it is in
         // use.
-        Due due(all.deferred.take([](const Allocation& allocation) { return !allocation.pool; }));
+        Due due(all.later.take(
+            [](const Allocation& allocation) { return !allocation.pool && !allocation.done; }));
         for (const auto& [address, allocation] : due->allocations)
             if (!note_work(memory, allocation, work)) return;
         work.wait();
-        is_any_free = !due->is_empty();
+        is_any_free = !due->allocations.empty();
         due.give_back(memory);
     });
     return is_any_free;

@@ -7,12 +7,6 @@
 
 #include "intercepted/calls.hpp"
 
-#include <cuda.h>
-
-#include <functional>
-#include <optional>
-#include <utility>
-
 namespace gpu_sleep::agent::intercepted {
 
 /// The program waited for some or all of its work: pools give back what exceeds their thresholds.
@@ -35,10 +29,18 @@ class PendingWork;
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
 /// caller holds no mutex.
 [[nodiscard]] bool free_amid_captures(ProgramMemory& memory) noexcept;
-/// Returns the result of `try_once`. If that `is_short` of GPU memory, tries again once pools have given back
-/// unused memory, and a third time after free_amid_captures(). The caller holds no mutex.
-template <class Try, class IsShort>
-auto try_for_memory(ProgramMemory& memory, Try&& try_once, const IsShort& is_short) {
+/// Whether GPU memory was short.
+[[nodiscard]] inline bool is_short(Answer tried) noexcept {
+    return tried == CUDA_ERROR_OUT_OF_MEMORY;
+}
+template <class Value>
+[[nodiscard]] bool is_short(const Result<Value>& tried) noexcept {
+    return !tried && tried.error().code == ErrorCode::out_of_device_memory;
+}
+/// Returns the result of `try_once`. If memory was short, tries again once pools have given back unused
+/// memory, and a third time after free_amid_captures(). The caller holds no mutex.
+template <class Try>
+auto try_for_memory(ProgramMemory& memory, Try&& try_once) {
     auto result = try_once();
     if (is_short(result)) {
         trim();
@@ -54,43 +56,34 @@ void unmap_import(const driver::Api& api, const Import& import);
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
 /// reach it. False as PendingWork::note(). The caller holds contexts.alive, until it has waited.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);
-/// An allocation that is out of the index to be freed. Unless that is done by its end, it is freed with those
-/// that wait for captures to end: also when it was memory that was short.
-class Freeing {
-public:
-    explicit Freeing(Allocations::Record record) noexcept : record_(std::move(record)) {}
-    Freeing& operator=(Freeing&&) = delete;
-    ~Freeing() { free_later(); }
 
-    explicit operator bool() const noexcept { return !record_.empty(); }
-    const Allocation* operator->() const noexcept { return &record_.mapped(); }
-    const Allocation& operator*() const noexcept { return record_.mapped(); }
-    /// It is freed, or somebody else's to free.
-    void done() noexcept { record_ = {}; }
-    /// It is not to be freed: puts it back into the index.
-    void put_back() noexcept { books().allocations.put_back(std::move(record_)); }
-    /// It is freed with those that wait for captures to end.
-    void free_later() noexcept {
-        if (!record_.empty()) books().deferred.add(std::move(record_));
-    }
+/// What is out of the books to be freed or closed. What is not by the end of this, for want of memory
+/// perhaps, is freed later.
+class Due {
+public:
+    explicit Due(Later::Items items = {}) noexcept : items_(std::move(items)) {}
+    Due& operator=(Due&&) = delete;
+    ~Due() { free_later(); }
+
+    Later::Items* operator->() noexcept { return &items_; }
+    Later::Items& operator*() noexcept { return items_; }
+    void free_later() noexcept { books().later.add(items_); }
+    /// Frees and closes all of it. No work may still use it.
+    void give_back(ProgramMemory& memory);
 
 private:
-    Allocations::Record record_;
+    Later::Items items_;
 };
 
-/// Takes the allocation at `address` out of the index and has `free` free it. No answer where there is none
-/// of ours, or it is a mapping of the program's own.
+/// Takes the allocation at `address` out of the index and calls `free` with what is due and the allocation in
+/// that. No answer where there is none of ours, or it is a mapping of the program's own.
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.
-    Freeing allocation(books().allocations.take(address));
-    if (!allocation) return std::nullopt;
-    if (allocation->is_virtual) {
-        allocation.put_back();
-        return std::nullopt;
-    }
-    if (auto* const with = memory()) return free(*with, allocation);
-    allocation.done(); // the process is ending: the driver takes everything back
+    Due due({books().allocations.take(address, false), {}});
+    if (due->allocations.empty()) return std::nullopt;
+    if (auto* const with = memory()) return free(*with, due, due->allocations.begin()->second);
+    due->allocations.clear(); // the process is ending: the driver takes everything back
     return CUDA_SUCCESS;
 }
 

@@ -3,14 +3,12 @@
 // Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
 // where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU.
 
-#include "intercepted/ipc.hpp"
+#include "intercepted/memory.hpp"
 
 #include "intercepted/freeing.hpp"
-#include "intercepted/residual.hpp"
 
 #include <sys/random.h>
 
-#include <algorithm>
 #include <cstring>
 
 namespace gpu_sleep::agent::intercepted {
@@ -65,6 +63,18 @@ Result<Import> map_import(const driver::Api& api, const server::SharedMemory& sh
         return std::move(granted).error();
     }
     return Import{{}, 0, span.address + shared.what.offset, *std::move(place), access, 1};
+}
+
+/// The status that the driver would have given for `error`.
+CUresult to_status(const Error& error) noexcept {
+    if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);
+    switch (error.code) {
+    case ErrorCode::out_of_device_memory:
+    case ErrorCode::out_of_host_memory: return CUDA_ERROR_OUT_OF_MEMORY;
+    case ErrorCode::invalid_argument: return CUDA_ERROR_INVALID_VALUE;
+    case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
+    default: return CUDA_ERROR_UNKNOWN;
+    }
 }
 
 /// One more open of what is open already, for a device more perhaps; nothing when it is not.
@@ -166,7 +176,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
 Answer close_ipc(CUdeviceptr address) noexcept {
     return answered_with_memory([&](ProgramMemory&) -> Answer {
         auto& imports = books().imports;
-        Deferred::Items closed;
+        Later::Items closed;
         {
             const MutexLock lock(imports.mutex);
             const auto import = std::find_if(imports.all.begin(), imports.all.end(),
@@ -175,8 +185,8 @@ Answer close_ipc(CUdeviceptr address) noexcept {
             if (--import->opens != 0) return CUDA_SUCCESS;
             closed.imports.splice(closed.imports.end(), imports.all, import); // which takes no memory
         }
-        books().residual.forget(address);
-        books().deferred.add(closed);
+        books().residual.take(address);
+        books().later.add(closed);
         free_waiting();
         return CUDA_SUCCESS;
     });

@@ -7,13 +7,6 @@
 #include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <list>
-#include <map>
-#include <set>
-#include <thread>
-
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
@@ -34,14 +27,21 @@ bool await_knowledge(const Objects& objects) noexcept {
     return true;
 }
 
-bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
+/// Calls `use` with an entry of a table, once what is done is known. False: there is none, or `use` says so.
+template <class Table, class Use>
+bool with_known(Table Objects::*table, const typename Table::key_type& key, const Use& use) noexcept {
     auto& objects = books().objects;
     if (!await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
-    const auto found = objects.all.find({kind, handle});
-    if (found == objects.all.end() || !found->second.is_done) return false;
-    found->second.was_waited_for |= waits;
-    return true;
+    const auto found = (objects.*table).find(key);
+    return found != (objects.*table).end() && use(found->second);
+}
+
+bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
+    return with_known(&Objects::all, {kind, handle}, [=](Made& made) {
+        made.was_waited_for |= made.is_done && waits;
+        return made.is_done;
+    });
 }
 
 /// The events of each context.
@@ -182,13 +182,10 @@ bool is_event_done(CUevent event, bool waits) noexcept {
 }
 
 bool is_context_done(CUcontext context, bool waits) noexcept {
-    auto& objects = books().objects;
-    if (!context || !await_knowledge(objects)) return false;
-    const MutexLock lock(objects.mutex);
-    const auto found = objects.done.find(context);
-    if (found == objects.done.end()) return false;
-    found->second.was_waited_for |= waits;
-    return true;
+    return context && with_known(&Objects::done, context, [=](Objects::Done& done) {
+               done.was_waited_for |= waits;
+               return true;
+           });
 }
 
 bool is_current_context_done(bool waits) noexcept {
@@ -200,67 +197,47 @@ CUcontext current_context_while_deep() noexcept {
 }
 
 std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
-    auto& objects = books().objects;
-    if (!await_knowledge(objects)) return std::nullopt;
-    const MutexLock lock(objects.mutex);
-    const auto found = objects.done.find(context);
-    return found == objects.done.end() ? std::nullopt : found->second.device;
+    std::optional<CUdevice> device;
+    with_known(&Objects::done, context,
+               [&](const Objects::Done& done) { return (device = done.device).has_value(); });
+    return device;
 }
 
 std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
-    auto& objects = books().objects;
-    if (!await_knowledge(objects)) return std::nullopt;
-    const MutexLock lock(objects.mutex);
-    const auto found = objects.primary.find(device);
-    return found == objects.primary.end() ? std::nullopt : std::optional(found->second);
+    std::optional<PrimaryState> state;
+    with_known(&Objects::primary, device,
+               [&](const PrimaryState& known) { return (state = known).has_value(); });
+    return state;
 }
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {
-    auto& all = books().put_off;
     if (!has_one_context()) return false;
-    std::list<std::function<void()>> one;
+    Later::Calls one;
     const auto remembered = guarded([&] { one.push_back(std::move(free)); });
-    if (!remembered || !object_ends(kind, handle)) return false;
-    const MutexLock lock(all.mutex);
-    // Looked at under the mutex: who sees it last is still in time for free_what_was_put_off().
-    if (!gate::Gate::holds_all()) return false;
-    all.frees.splice(all.frees.end(), one);
-    return true;
+    return remembered && object_ends(kind, handle) && books().later.put_off(one);
 }
 
 void free_what_was_put_off(const driver::Api& api) noexcept {
-    auto& all = books().put_off;
-    {
-        const MutexLock lock(all.mutex);
-        if (all.frees.empty()) return;
-    }
+    auto next = books().later.take_call();
+    if (next.empty()) return;
     std::optional<driver::PrimaryContext> alive;
     ignoring_errors([&] {
         if (auto found = driver::first_active_context(api)) alive = *std::move(found);
     });
     const driver::CurrentContext current(api, alive ? alive->get() : nullptr);
-    for (;;) {
-        std::function<void()> free;
-        {
-            const MutexLock lock(all.mutex);
-            if (all.frees.empty()) return;
-            free = std::move(all.frees.front());
-            all.frees.pop_front();
-        }
-        ignoring_errors([&] { free(); });
-    }
+    for (; !next.empty(); next = books().later.take_call()) ignoring_errors([&] { next.front()(); });
 }
 
 void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept {
-    auto& all = books().put_off;
-    const MutexLock lock(all.mutex);
-    all.memory = memory;
+    auto& objects = books().objects;
+    const MutexLock lock(objects.mutex);
+    objects.memory = memory;
 }
 
 std::optional<DeviceMemory> memory_while_deep() noexcept {
-    auto& all = books().put_off;
-    const MutexLock lock(all.mutex);
-    return gate::Gate::holds_all() ? all.memory : std::nullopt;
+    auto& objects = books().objects;
+    const MutexLock lock(objects.mutex);
+    return gate::Gate::holds_all() ? objects.memory : std::nullopt;
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -7,10 +7,6 @@
 
 #include "intercepted/calls.hpp"
 
-#include <cstdint>
-#include <functional>
-#include <optional>
-
 namespace gpu_sleep::agent::intercepted {
 
 /// One was made in the calling thread's current context. Thread-safe, as all here is.

@@ -6,10 +6,6 @@
 
 #include "base/guard.hpp"
 
-#include <algorithm>
-#include <shared_mutex>
-#include <thread>
-
 namespace gpu_sleep::agent::intercepted {
 namespace {
 

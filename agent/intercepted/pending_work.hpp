@@ -8,11 +8,6 @@
 #include "driver/context.hpp"
 #include "registry/registry.hpp"
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
 namespace gpu_sleep::agent::intercepted {
 
 /// An event of the context, without timing, which Contexts::give_event() takes back; null if none can be had.

@@ -2,16 +2,12 @@
 // Copyright the gpu-sleep authors.
 // Allocating ranges, and waiting as the driver's own free does.
 
-#include "intercepted/plain.hpp"
+#include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/rules.hpp"
-
-#include <algorithm>
-#include <atomic>
-#include <shared_mutex>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -59,37 +55,32 @@ void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
 constexpr std::size_t k_pitch_alignment = 512;
 
 /// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
-/// Heap::allocate; refused (not to be intercepted: `cause` says why).
+/// Heap::allocate; refused (not to be intercepted: `residual` says why).
 Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes,
-                                         ResidualCause& cause) {
+                                         ResidualRecord& residual) {
     const auto tag = TagChoice()(bytes);
     if (!tag) {
-        cause.reason = TagChoice::why_not(bytes);
+        residual = {.kind = "plain", .reason = TagChoice::why_not(bytes), .device = device};
         return make_error(ErrorCode::refused, "not to be intercepted");
     }
-    const auto is_short = [](const auto& address) {
-        return !address && address.error().code == ErrorCode::out_of_device_memory;
-    };
-    auto address = try_for_memory(
-        memory, [&] { return memory.allocate(device, *tag, bytes); }, is_short);
+    auto address = try_for_memory(memory, [&] { return memory.allocate(device, *tag, bytes); });
     if (is_short(address)) memory.note_shortage(device, bytes);
     return address;
 }
 
 /// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts.alive.
-CUresult free_now(ProgramMemory& memory, Freeing& allocation) {
+CUresult free_now(ProgramMemory& memory, Due& due, const Allocation& allocation) {
     PendingWork work(memory.api());
     {
         const std::shared_lock order(books().captures.order);
         if (books().captures.count() != 0) {
-            allocation.free_later();
+            due.free_later();
             return CUDA_SUCCESS;
         }
-        note_work(memory, *allocation, work);
+        note_work(memory, allocation, work);
     }
     const auto status = work.wait();
-    give_allocation(memory, *allocation);
-    allocation.done();
+    due.give_back(memory);
     return status;
 }
 
@@ -101,15 +92,6 @@ Error not_own(CUdeviceptr address) {
 bool is_own(CUdeviceptr address) {
     const auto known = books().allocations.find(address);
     return known && known->is_own && known->address == address;
-}
-
-/// False: memory was short, and it is not known.
-bool note_own(CUdeviceptr address, std::size_t bytes, int device) noexcept {
-    const auto added = guarded([&] {
-        books().allocations.add(
-            {address, bytes, device, nullptr, nullptr, 0, true, driver::DeviceMask{1} << device, true});
-    });
-    return added.has_value();
 }
 
 /// Says once that work in a context of the program's own cannot be waited for.
@@ -172,24 +154,25 @@ Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) 
 
 } // namespace
 
-Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) noexcept {
+Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         free_waiting();
         const auto device = current_device(memory);
         CUcontext context = nullptr;
         if (!device || memory.api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        const auto range = take_range(memory, *device, bytes, cause);
+        const auto range = take_range(memory, *device, bytes, residual);
         if (!range) {
-            cause.context = books().contexts.owner_of_memory_in(context);
-            cause.device = *device;
+            residual.context = books().contexts.owner_of_memory_in(context);
             if (is_shortage(range.error())) return CUDA_ERROR_OUT_OF_MEMORY;
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }
         const auto added = guarded([&] {
-            books().allocations.add(
-                {*range, bytes, *device, books().contexts.owner_of_memory_in(context), nullptr, 0, false});
+            books().allocations.add({.address = *range,
+                                     .bytes = bytes,
+                                     .device = *device,
+                                     .context = books().contexts.owner_of_memory_in(context)});
         });
         if (!added) {
             give_range(memory, *range);
@@ -204,13 +187,13 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualCause& cause) n
 }
 
 Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
-                        unsigned element_bytes, ResidualCause& cause) noexcept {
+                        unsigned element_bytes, ResidualRecord& residual) noexcept {
     const bool is_valid = address && pitch && width != 0 && height != 0 &&
                           (element_bytes == 4 || element_bytes == 8 || element_bytes == 16) &&
                           width < (std::size_t{1} << 40) && height < (std::size_t{1} << 40) / width;
     if (!is_valid) return std::nullopt; // the driver says what is wrong
     const auto row = round_up(width, k_pitch_alignment);
-    const auto answer = allocate(address, row * height, cause);
+    const auto answer = allocate(address, row * height, residual);
     if (answer == CUDA_SUCCESS) *pitch = row;
     return answer;
 }
@@ -221,12 +204,13 @@ Answer free(CUdeviceptr address) noexcept {
         books().contexts.let_end();
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(books().contexts.alive);
-        return free_known(address, [](ProgramMemory& memory, Freeing& allocation) -> Answer {
-            if (allocation->pool) freed_from_pool(*allocation);
-            auto status = CUDA_SUCCESS;
-            ignoring_errors([&] { status = free_now(memory, allocation); });
-            return status; // it is freed all the same, now or later
-        });
+        return free_known(address,
+                          [](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
+                              if (allocation.pool) freed_from_pool(allocation);
+                              auto status = CUDA_SUCCESS;
+                              ignoring_errors([&] { status = free_now(memory, due, allocation); });
+                              return status; // it is freed all the same, now or later
+                          });
     });
 }
 
@@ -234,13 +218,19 @@ Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, st
                                            Bytes bytes) {
     warn_of_own_context(memory.api());
     auto address = memory.allocate(device, tag, bytes);
-    if (!address && address.error().code == ErrorCode::out_of_device_memory)
-        memory.note_shortage(device, bytes);
-    if (address && intercepts() && !note_own(*address, bytes, device)) {
-        static_cast<void>(guarded([&] { return memory.free(*address); }));
-        address = out_of_memory();
-    }
-    return address;
+    if (is_short(address)) memory.note_shortage(device, bytes);
+    if (!address || !intercepts()) return address;
+    const auto noted = guarded([&] {
+        books().allocations.add({.address = *address,
+                                 .bytes = bytes,
+                                 .device = device,
+                                 .is_virtual = true,
+                                 .is_own = true,
+                                 .access = driver::DeviceMask{1} << device});
+    });
+    if (noted) return address;
+    static_cast<void>(guarded([&] { return memory.free(*address); }));
+    return noted.error();
 }
 
 Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
@@ -253,10 +243,10 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
     if (!is_own(address)) return not_own(address); // another thread was faster
     // The record goes first: behind the free the address may at once be somebody else's.
     auto& allocations = books().allocations;
-    auto record = allocations.take(address);
-    if (!record) return not_own(address);
+    auto taken = allocations.take(address, true);
+    if (taken.empty()) return not_own(address);
     auto freed = guarded([&] { return memory.free(address); });
-    if (!freed) allocations.put_back(std::move(record));
+    if (!freed) allocations.put_back(taken);
     return freed;
 }
 

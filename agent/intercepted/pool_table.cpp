@@ -6,8 +6,6 @@
 
 #include "intercepted/pending_work.hpp"
 
-#include <iterator>
-
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
@@ -63,11 +61,10 @@ CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) GPU_SLEEP_R
     auto& spares = block.range->pool->spares;
     auto last_use = block.last_use;
     if (const auto rest = block.bytes - bytes; rest > 0) {
-        Sizes size;
-        size.emplace(rest, at->first + bytes);
+        auto size = make_entry<Sizes>(rest, at->first + bytes);
         all.blocks.emplace_hint(std::next(at), at->first + bytes,
                                 Block{block.range, rest, false, block.last_use, {}});
-        spares.insert(size.extract(size.begin()));
+        spares.insert(std::move(size));
         last_use.done = nullptr; // the rest has it
     }
     block.size = spares.extract({block.bytes, at->first});
@@ -140,8 +137,7 @@ bool is_idle(Pools& all, ProgramMemory& memory, const Range& range) GPU_SLEEP_RE
     return true;
 }
 
-void give_back(Pools& all, ProgramMemory& memory, std::map<CUdeviceptr, Range>::iterator range)
-    GPU_SLEEP_REQUIRES(all.mutex) {
+void give_back(Pools& all, ProgramMemory& memory, Ranges::iterator range) GPU_SLEEP_REQUIRES(all.mutex) {
     auto& pool = *range->second.pool;
     for (auto at = all.blocks.find(range->first);
          at != all.blocks.end() && at->second.range == &range->second;) {
@@ -241,26 +237,18 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
                              const BlockRequest& request) GPU_SLEEP_REQUIRES(all.mutex) {
     const auto bytes = round_up(request.bytes, k_least_range);
     // Memory for the records is taken first: once there is a range, nothing may fail.
-    std::map<CUdeviceptr, Range> range;
-    Blocks block;
-    Sizes size;
-    size.emplace(bytes, 0);
-    range.emplace(0, Range{pool, 0, bytes, request.tag, 0});
+    auto size = make_entry<Sizes>(bytes, 0);
+    auto range = make_entry<Ranges>(0, Range{pool, 0, bytes, request.tag, 0});
     // Any stream may use the rest of the range. It is joined with whatever this stream frees.
     const LastUse none{request.key, request.key.stream != CU_STREAM_PER_THREAD};
-    block.emplace(0, Block{&range.begin()->second, bytes, false, none, {}});
+    auto block = make_entry<Blocks>(0, Block{&range.mapped(), bytes, false, none, {}});
     const auto address = memory.allocate(pool->device, request.tag, bytes);
     if (!address) return address.error();
-    range.begin()->second.address = *address;
-    auto range_node = range.extract(range.begin());
-    range_node.key() = *address;
-    all.ranges.insert(std::move(range_node));
-    auto block_node = block.extract(block.begin());
-    block_node.key() = *address;
-    const auto at = all.blocks.insert(std::move(block_node)).position;
-    auto size_node = size.extract(size.begin());
-    size_node.value() = {bytes, *address};
-    pool->spares.insert(std::move(size_node));
+    range.key() = range.mapped().address = block.key() = *address;
+    size.value() = {bytes, *address};
+    all.ranges.insert(std::move(range));
+    pool->spares.insert(std::move(size));
+    const auto at = all.blocks.insert(std::move(block)).position;
     ++pool->unused_ranges; // until its first block is given out
     pool->figures.reserved += bytes;
     return take_front(all, at, request.bytes);

@@ -2,20 +2,19 @@
 // Copyright the gpu-sleep authors.
 // When a freed block may be had again, how blocks are split and joined, and which ranges nobody uses. How a
 // pool has to behave is in POOLS.md, what the program's calls mean for it in pools.cpp. What pools say of
-// themselves is the sum of what we have of them and what the driver has. Internal to this module, but for
-// what hooks call.
+// themselves is the sum of what we have of them and what the driver has.
 
 #pragma once
 
 #include "intercepted/calls.hpp"
 
-#include <cuda.h>
-
-#include <functional>
-#include <memory>
-#include <optional>
-
 namespace gpu_sleep::agent::intercepted {
+
+/// Adds what we hold for the pool to what the driver answered. What a synchronise owes is gone before
+/// (give_back_due()).
+void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
+/// After the driver allocated of the pool, which may be one of which we have memory, too.
+void note_mixed_pool(CUmemoryPool pool) noexcept;
 
 /// Calls `use` with all pools, under their mutex, while there is memory that can sleep. Lets nothing cross.
 template <class Use>
@@ -31,12 +30,6 @@ void with_pools(Use&& use) noexcept {
     });
 }
 
-/// Adds what we hold for the pool to what the driver answered. What a synchronise owes is gone before
-/// (give_back_due()).
-void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
-/// After the driver allocated of the pool, which may be one of which we have memory, too.
-void note_mixed_pool(CUmemoryPool pool) noexcept;
-
 // The caller of each of these holds the mutex of all pools, and its thread's capture mode is relaxed.
 
 /// Returns a figure of the driver's part of the pool; 0 if it has none.
@@ -46,8 +39,6 @@ void note_mixed_pool(CUmemoryPool pool) noexcept;
 [[nodiscard]] Bytes reserved_in_all(ProgramMemory& memory, const Pool& pool) noexcept;
 /// After the pool, or the driver's part of it, grew.
 void note_peaks(ProgramMemory& memory, Pool& pool) noexcept;
-
-// The caller of each function holds the mutex of all pools, and its thread's capture mode is relaxed.
 
 struct BlockRequest {
     Bytes bytes = 0; ///< a multiple of what block_size() gives

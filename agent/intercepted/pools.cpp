@@ -3,15 +3,12 @@
 // Stream-ordered memory on ranges: cuMemAllocAsync, cuMemFreeAsync, and what the program does with pools.
 // What becomes of freed blocks is in freeing.cpp, what pools say of themselves in pool_table.cpp.
 
-#include "intercepted/pools.hpp"
+#include "intercepted/memory.hpp"
 
+#include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/pool_table.hpp"
 #include "intercepted/rules.hpp"
-
-#include <algorithm>
-#include <shared_mutex>
-#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -81,16 +78,9 @@ void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
     }
 }
 
-/// Whether the pool would have much more than it ever used.
-bool is_too_much(const PoolFigures& figures, Bytes more) noexcept {
-    constexpr Bytes k_leeway = 32 * k_mib;
-    const auto most = std::max(figures.used_high, figures.used + more);
-    return figures.reserved + more > most + most / 8 + k_leeway;
-}
-
-/// `is_short`: memory is, and pools gave back what they could.
+/// `was_short`: memory was, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
-                     const StreamKey& key, bool is_short, ResidualCause& cause) {
+                     const StreamKey& key, bool was_short, ResidualRecord& residual) {
     const TagChoice choose_tag; // before any mutex is taken: it may need the loader's lock
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = books().pools;
@@ -101,23 +91,31 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // been.
     const auto name = choose_tag(bytes);
     if (!name) {
-        cause = {TagChoice::why_not(bytes), books().contexts.owner_of_memory_in(key.context), pool->device,
-                 handle};
+        residual = {.kind = "pool",
+                    .reason = TagChoice::why_not(bytes),
+                    .device = pool->device,
+                    .context = books().contexts.owner_of_memory_in(key.context),
+                    .pool = handle};
         return std::nullopt;
     }
     // First: a block that is taken and cannot be given out would have lost its last use.
-    auto record = Allocations::make_record({0, bytes, pool->device, key.context, handle, 0, false});
+    auto record = make_entry<Allocations::Taken>(
+        0, Allocation{.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
     const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
-    const auto would_be_too_much = [&] { return is_too_much(pool->figures, request.bytes); };
+    const auto would_be_too_much = [&] { // much more than it ever used
+        constexpr Bytes k_leeway = 32 * k_mib;
+        const auto& figures = pool->figures;
+        const auto most = std::max(figures.used_high, figures.used + request.bytes);
+        return figures.reserved + request.bytes > most + most / 8 + k_leeway;
+    };
     auto block = take_spare(all, memory, *pool, request, false);
-    if (!block && (is_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
+    if (!block && (was_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
     if (!block) {
         if (would_be_too_much() && pool->unused_ranges > 0 && books().captures.count() == 0)
             give_back_idle(all, memory,
                            [&](const Range& range) { return range.pool == pool && would_be_too_much(); });
         const auto taken = take_new(all, memory, pool, request);
-        if (!taken && is_short && taken.error().code == ErrorCode::out_of_device_memory)
-            memory.note_shortage(pool->device, bytes);
+        if (was_short && is_short(taken)) memory.note_shortage(pool->device, bytes);
         if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
         pool->is_mixed |= !taken; // from here on
         if (!taken) return std::nullopt;
@@ -132,24 +130,26 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     return CUDA_SUCCESS;
 }
 
-/// Keeps a freed block, out of its pool's count. False when it is the caller's still.
-bool free_in_order(ProgramMemory& memory, const Allocation& allocation, const StreamKey& key) {
+/// Keeps a freed block, out of its pool's count, or plain memory, which nobody may have again, until the
+/// stream is there. Nothing where no event can be had.
+void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     auto& all = books().pools;
     const MutexLock lock(all.mutex);
+    auto& allocation = due->allocations.begin()->second;
     const auto block = all.blocks.find(allocation.address);
-    if (block != all.blocks.end())
-        block->second.range->pool->figures.used -= allocation.bytes;
-    else // plain memory is no block that anybody may have again
-        all.pending_frees.reserve(all.pending_frees.size() + 1);
+    const bool is_block = block != all.blocks.end();
+    if (is_block) block->second.range->pool->figures.used -= allocation.bytes;
     const auto last_use = last_use_in(all, memory, key);
-    if (!last_use) return false;
-    if (block != all.blocks.end()) {
+    if (!last_use) return;
+    if (is_block) {
         make_spare(all, block, *last_use);
+        due->allocations.clear();
     } else {
-        all.pending_frees.push_back({allocation.address, *last_use});
+        allocation.done = last_use->done;
+        allocation.freed_in = key.context;
+        due.free_later();
         all.has_excess = true;
     }
-    return true;
 }
 
 /// Whether the memory is meant for something, such as decompression. An older cuda.h has bytes without a name
@@ -165,7 +165,7 @@ bool has_usage(const Properties& properties) noexcept {
 } // namespace
 
 Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
-                      CUstream stream, bool per_thread, ResidualCause& cause) noexcept {
+                      CUstream stream, bool per_thread, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         const auto key = key_of(memory, stream, per_thread);
@@ -175,37 +175,38 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(memory, *device);
         if (!handle) return std::nullopt;
-        bool is_short = false;
+        bool was_short = false;
         const auto try_once = [&] {
-            return allocate_from(memory, address, bytes, handle, key, std::exchange(is_short, true), cause);
+            return allocate_from(memory, address, bytes, handle, key, std::exchange(was_short, true),
+                                 residual);
         };
-        return try_for_memory(memory, try_once,
-                              [](Answer tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
+        return try_for_memory(memory, try_once);
     });
 }
 
 Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
     return answered([&] {
-        return free_known(address, [&](ProgramMemory& memory, Freeing& allocation) -> Answer {
-            const auto key = key_of(memory, stream, per_thread);
-            if (!key.context) { // the driver says what is wrong
-                allocation.put_back();
-                return std::nullopt;
-            }
-            if (is_capturing(memory, key.stream, true)) { // where an event would be a part of it, or break it
-                freed_from_pool(*allocation);
-                return CUDA_SUCCESS; // when the capture has ended
-            }
-            ignoring_errors([&] {
-                if (free_in_order(memory, *allocation, key)) allocation.done();
-            });
-            if (allocation) {
-                // Without an event nobody can say when the block is free: wait, and give it back.
-                allocation.free_later();
-                free_waiting();
-            }
-            return CUDA_SUCCESS;
-        });
+        return free_known(address,
+                          [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
+                              const auto key = key_of(memory, stream, per_thread);
+                              if (!key.context) { // the driver says what is wrong
+                                  books().allocations.put_back(due->allocations);
+                                  return std::nullopt;
+                              }
+                              if (is_capturing(memory, key.stream,
+                                               true)) { // where an event would be a part of it, or break it
+                                  freed_from_pool(allocation);
+                                  return CUDA_SUCCESS; // when the capture has ended
+                              }
+                              ignoring_errors([&] { free_in_order(memory, due, key); });
+                              if (!due->allocations.empty()) {
+                                  // Without an event nobody can say when the block is free: wait, and give it
+                                  // back.
+                                  due.free_later();
+                                  free_waiting();
+                              }
+                              return CUDA_SUCCESS;
+                          });
     });
 }
 

@@ -2,38 +2,28 @@
 // Copyright the gpu-sleep authors.
 // Noting what stays, and asking all parts for it. Of arrays the driver alone knows where they lie.
 
-#include "intercepted/residual.hpp"
+#include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
 #include "intercepted/pool_table.hpp"
-#include "intercepted/virtual_memory.hpp"
 #include "model/model.hpp"
-
-#include <algorithm>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
 constexpr Bytes k_bits = 8; // of a byte
 
-/// Bits of a channel, or of a whole element where the format says how many channels it has. Zero for formats
-/// whose elements share planes: how large those are the driver alone knows.
-Bytes bits_of_channel(CUarray_format format) noexcept {
-    switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8: return 8;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF: return 16;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT: return 32;
-    default: return 0;
-    }
-}
-
+/// Zero for formats whose elements share planes: how large those are the driver alone knows.
 Bytes bits_of_element(const CUDA_ARRAY3D_DESCRIPTOR& array) noexcept {
     switch (array.Format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8: return Bytes{8} * array.NumChannels;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF: return Bytes{16} * array.NumChannels;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT: return Bytes{32} * array.NumChannels;
     case CU_AD_FORMAT_BC1_UNORM:
     case CU_AD_FORMAT_BC1_UNORM_SRGB:
     case CU_AD_FORMAT_BC4_UNORM:
@@ -61,7 +51,7 @@ Bytes bits_of_element(const CUDA_ARRAY3D_DESCRIPTOR& array) noexcept {
     case CU_AD_FORMAT_SNORM_INT16X2: return 32;
     case CU_AD_FORMAT_UNORM_INT16X4:
     case CU_AD_FORMAT_SNORM_INT16X4: return 64;
-    default: return bits_of_channel(array.Format) * array.NumChannels;
+    default: return 0;
     }
 }
 
@@ -117,10 +107,6 @@ void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const 
     });
 }
 
-void managed_allocated(CUdeviceptr address, std::size_t bytes) noexcept {
-    stays_in_context(address, bytes, "managed", "the driver moves it between host and device itself");
-}
-
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {
     const auto with = memory();
     const auto device = with ? current_device(*with).value_or(0) : 0;
@@ -138,15 +124,16 @@ void array_created(const void* array, const CUDA_ARRAY3D_DESCRIPTOR& wanted, uns
                      "the driver alone knows where an array lies");
 }
 
-void allocated_by_driver(CUdeviceptr address, std::size_t bytes, const ResidualCause& cause) noexcept {
-    if (!cause.reason) return;
-    if (cause.pool) note_mixed_pool(cause.pool);
-    books().residual.add(address, ResidualRecords::OfDriver{bytes, cause});
+void allocated_by_driver(CUdeviceptr address, std::size_t bytes, ResidualRecord residual) noexcept {
+    if (!residual.reason) return;
+    if (residual.pool) note_mixed_pool(residual.pool);
+    residual.bytes = bytes;
+    books().residual.add(address, residual);
 }
 
 CUresult free_by_driver(CUdeviceptr address, const std::function<CUresult()>& free) noexcept {
     auto& records = books().residual;
-    if (!records.has_any_of_driver()) return free();
+    if (!records.has_any()) return free();
     // The record goes first: behind the free the address may at once be somebody else's.
     auto record = records.take(address);
     const auto status = free();

@@ -15,8 +15,6 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 
-#include <array>
-
 namespace gpu_sleep::agent::intercepted {
 namespace {
 

@@ -15,10 +15,7 @@
 #include <link.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <map>
 
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent
 
@@ -162,10 +159,17 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
     return uses;
 }
 
+void note_unknown_call(const char* name) noexcept {
+    for (auto& each : books().unseen.calls) {
+        const char* noted = nullptr;
+        if (each.compare_exchange_strong(noted, name) || noted == name) return;
+    }
+}
+
 std::vector<model::UnseenUse> find_unseen_calls() {
     std::vector<model::UnseenUse> uses;
-    for (auto& name : called_unknown())
-        uses.push_back({"calls to the driver that this version does not know", std::move(name)});
+    for (const char* name : books().unseen.calls)
+        if (name) uses.push_back({"calls to the driver that this version does not know", name});
     return uses;
 }
 

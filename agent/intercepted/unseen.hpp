@@ -7,9 +7,6 @@
 #include "base/error.hpp"
 #include "model/unseen_libraries.hpp"
 
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::agent::intercepted {
 
 /// The libraries that are loaded now, in whichever of the loader's namespaces, and then as
@@ -20,7 +17,10 @@ namespace gpu_sleep::agent::intercepted {
 enum class Look { libraries, calls };
 [[nodiscard]] Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look = Look::libraries);
 
-/// The entry points of the driver that were called and that this build does not know. Thread-safe.
+/// Notes a call that this build does not know, inside the gate: who closes it, and looks then, sees the note.
+/// Takes no memory, and keeps `name`, which lives as long as the process. Thread-safe.
+void note_unknown_call(const char* name) noexcept;
+/// Those calls, each once: each may have given the GPU work or taken memory unseen. Thread-safe.
 [[nodiscard]] std::vector<model::UnseenUse> find_unseen_calls();
 
 /// Whether neither find_unseen_uses(), with a look at all calls, nor find_unseen_calls() finds any. Errors:

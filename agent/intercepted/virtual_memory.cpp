@@ -3,13 +3,11 @@
 // The program's own handles stay good while the driver's die at a sleep. A mapping is given to the ledger
 // once it can sleep.
 
-#include "intercepted/virtual_memory.hpp"
+#include "intercepted/memory.hpp"
 
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
 #include "model/model.hpp"
-
-#include <iterator>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -22,12 +20,11 @@ Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.m
 }
 
 /// Gives it back to the driver once the program has neither it nor a mapping of it.
-void release_if_unused(ProgramMemory& memory, Handles& all, std::uint64_t number)
+void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    auto* handle = find_handle(all, number);
-    if (!handle || handle->references != 0 || !handle->mappings.empty()) return;
-    memory.api().cuMemRelease(handle->real);
-    all.handles.erase(number);
+    if (handle.references != 0 || !handle.mappings.empty()) return;
+    memory.api().cuMemRelease(handle.real);
+    all.handles.erase(handle.number);
 }
 
 /// Whether the mapping's contents are kept elsewhere, and its handle has no memory.
@@ -54,24 +51,20 @@ std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memo
 }
 
 /// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again.
-void take_from_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping)
-    GPU_SLEEP_REQUIRES(all.mutex) {
+void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping) {
     if (!mapping.in_ledger) return;
     const auto removed = memory.remove_mapping(address);
     mapping.in_ledger = false;
-    if (auto* handle = find_handle(all, mapping.handle)) {
-        handle->real = removed.handle;
-        handle->host_backed = removed.host_backed;
-    }
-    static_cast<void>(books().allocations.take(address));
+    mapping.handle->real = removed.handle;
+    mapping.handle->host_backed = removed.host_backed;
+    static_cast<void>(books().allocations.take(address, true));
 }
 
 /// Unless it sleeps, the handle's memory stays where it is from now on; `reason` says why.
 void make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (any_sleeps(memory, all, handle.mappings)) return;
-    for (const auto address : handle.mappings)
-        take_from_ledger(memory, all, address, all.mappings.at(address));
+    for (const auto address : handle.mappings) take_from_ledger(memory, address, all.mappings.at(address));
     if (!handle.stay_reason) handle.stay_reason = reason;
 }
 
@@ -105,28 +98,11 @@ void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) n
 /// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
 constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 
-/// Why memory of these properties cannot be made again as it was; null when it can.
-const char* why_it_must_stay(const CUmemAllocationProp& properties) {
-    if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
-    if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
-    if (properties.allocFlags.usage != 0) return "created for a special use";
-    constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
-        return "created to be shared through the fabric";
-    return nullptr;
-}
-
-/// Gives a mapping to the ledger once it is one that can sleep: the only one of its handle, whole, and open
-/// to its own device, for otherwise nobody can copy it.
-void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Mapping& mapping,
-                    const TagChoice& choose_tag) GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto* const handle = find_handle(all, mapping.handle);
-    if (!handle || handle->stay_reason) return;
-    const auto device = handle->properties.location.id;
-    const bool can_sleep = handle->mappings.size() == 1 && mapping.offset == 0 &&
-                           mapping.bytes == handle->bytes && !mapping.has_other_access &&
-                           (mapping.access >> device & 1) != 0;
-    if (!can_sleep) return take_from_ledger(memory, all, address, mapping);
+/// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
+void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
+                    const TagChoice& choose_tag) {
+    const auto& handle = *mapping.handle;
+    if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, address, mapping);
     if (mapping.in_ledger) {
         memory.ledger().find(address)->access = mapping.access;
         books().allocations.change(address, [&](Allocation& known) { known.access = mapping.access; });
@@ -139,16 +115,20 @@ void hand_to_ledger(LockedMemory& memory, Handles& all, CUdeviceptr address, Map
     backing.bytes = mapping.bytes;
     backing.allocated = mapping.bytes;
     backing.tag = memory.ledger().tag_id(*tag);
-    backing.device = device;
+    backing.device = handle.properties.location.id;
     backing.access = mapping.access;
     backing.mapped = true;
-    backing.handle = handle->real;
-    backing.host_backed = handle->host_backed;
+    backing.handle = handle.real;
+    backing.host_backed = handle.host_backed;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
-    const auto handle_types = static_cast<unsigned long long>(handle->properties.requestedHandleTypes);
-    books().allocations.add(
-        {address, mapping.bytes, device, nullptr, nullptr, 0, true, mapping.access, false, handle_types});
+    const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
+    books().allocations.add({.address = address,
+                             .bytes = mapping.bytes,
+                             .device = handle.properties.location.id,
+                             .is_virtual = true,
+                             .access = mapping.access,
+                             .handle_types = handle_types});
 }
 
 /// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that
@@ -191,23 +171,20 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
             properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
             return std::nullopt;
         // Memory for the record is taken first: once the driver has made the handle, nothing may fail.
-        std::map<std::uint64_t, Handle> made;
-        auto& mine = made[0];
+        auto made = make_entry<std::map<std::uint64_t, Handle>>();
+        auto& mine = made.mapped();
         const auto status = try_for_memory(
-            memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); },
-            [](CUresult tried) { return tried == CUDA_ERROR_OUT_OF_MEMORY; });
-        if (status == CUDA_ERROR_OUT_OF_MEMORY) memory.note_shortage(properties->location.id, bytes);
+            memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); });
+        if (is_short(status)) memory.note_shortage(properties->location.id, bytes);
         if (status != CUDA_SUCCESS) return status;
         mine.bytes = bytes;
         mine.properties = *properties;
         mine.references = 1;
-        mine.stay_reason = why_it_must_stay(*properties);
+        mine.stay_reason = why_it_stays(*properties);
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        *handle = k_first_handle + ++all.next;
-        auto node = made.extract(made.begin());
-        node.key() = *handle;
-        all.handles.insert(std::move(node));
+        made.key() = mine.number = *handle = k_first_handle + ++all.next;
+        all.handles.insert(std::move(made));
         return CUDA_SUCCESS;
     });
 }
@@ -222,7 +199,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
         if (!mine) return std::nullopt;
         if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
         --mine->references;
-        release_if_unused(*with, all, handle);
+        release_if_unused(*with, all, *mine);
         return CUDA_SUCCESS;
     });
 }
@@ -239,10 +216,8 @@ Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) 
         if (after == all.mappings.begin()) return none;
         const auto& [start, mapping] = *std::prev(after);
         if (at - start >= mapping.bytes) return none;
-        auto* mine = find_handle(all, mapping.handle);
-        if (!mine) return none;
-        ++mine->references;
-        *handle = mapping.handle;
+        ++mapping.handle->references;
+        *handle = mapping.handle->number;
         return CUDA_SUCCESS;
     });
 }
@@ -279,7 +254,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
             if (!real) return k_sleeps;
             // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
             std::map<CUdeviceptr, Mapping> made;
-            made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = handle});
+            made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = mine});
             mine->mappings.reserve(mine->mappings.size() + 1);
             const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
             if (status != CUDA_SUCCESS) return status;
@@ -310,7 +285,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                 if (is_reached) reached += mapping.bytes;
                 for (std::size_t i = 0; i < count; ++i)
                     note_grant(memory.api(), at, mapping, grants[i], is_reached);
-                hand_to_ledger(locked, all, at, mapping, choose_tag);
+                hand_to_ledger(locked, at, mapping, choose_tag);
             }
             return CUDA_SUCCESS;
         });
@@ -329,11 +304,11 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
             if (status != CUDA_SUCCESS) return status;
             for (const auto at : found) {
                 auto& mapping = all.mappings.at(at);
-                take_from_ledger(locked, all, at, mapping);
-                const auto number = mapping.handle;
+                auto& handle = *mapping.handle;
+                take_from_ledger(locked, at, mapping);
                 all.mappings.erase(at);
-                if (auto* mine = find_handle(all, number)) std::erase(mine->mappings, at);
-                release_if_unused(memory, all, number);
+                std::erase(handle.mappings, at);
+                release_if_unused(memory, all, handle);
             }
             return CUDA_SUCCESS;
         });
@@ -398,12 +373,10 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
                 const auto begin = backing->address;
                 at = backing->end();
                 const auto mapping = all.mappings.find(begin);
-                auto* const handle =
-                    mapping == all.mappings.end() ? nullptr : find_handle(all, mapping->second.handle);
-                if (handle)
-                    make_stay(locked, all, *handle, reason);
-                else
+                if (mapping == all.mappings.end())
                     locked.make_stay(begin, reason);
+                else
+                    make_stay(locked, all, *mapping->second.handle, reason);
             }
         });
     });
@@ -413,14 +386,11 @@ void add_handles_that_stay(std::vector<Residual>& sums) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
-        const bool is_in_ledger = std::any_of(
-            handle.mappings.begin(), handle.mappings.end(),
-            [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) { return all.mappings.at(at).in_ledger; });
-        if (is_in_ledger) continue;
-        const char* reason = handle.stay_reason ? handle.stay_reason
-                             : handle.mappings.empty()
-                                 ? "created, but not mapped"
-                                 : "mapped in part, or without access for its own device";
+        const auto* const mapping =
+            handle.mappings.empty() ? nullptr : &all.mappings.at(handle.mappings.front());
+        if (mapping && mapping->in_ledger) continue;
+        const auto* reason = why_it_stays(handle, mapping);
+        if (!reason) reason = TagChoice::why_not(handle.bytes);
         add_to_sum(sums, {handle.host_backed ? model::k_residual_of_host : "virtual",
                           handle.properties.location.id, handle.bytes, 1, reason});
     }

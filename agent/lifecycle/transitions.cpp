@@ -102,7 +102,10 @@ std::optional<Transition> Transitions::count(const server::Operation& operation,
                                              const server::Outcome& outcome, double seconds) noexcept {
     const auto* const failure = std::get_if<model::Failure>(&outcome);
     const MutexLock lock(mutex_);
-    if (failure) is_back_ |= deep_bytes_ && !operations::DeepSleep::is_deep();
+    if (failure && deep_bytes_ && !is_back_ && !operations::DeepSleep::is_deep()) {
+        is_back_ = true;
+        set_asleep_bytes(asleep_bytes_ - static_cast<double>(*deep_bytes_));
+    }
     const auto transition = failure
                                 ? tried(operation, *failure)
                                 : done(operation, std::get<model::Report>(outcome), !deep_bytes_ || is_back_);
@@ -167,12 +170,9 @@ model::Event Transitions::describe(Transition transition, const server::Job& job
         event.bytes +=
             deep_bytes.value_or(0) + deep_bytes_.value_or(0); // the driver's part went, or came back
     deep_bytes_ = deep_bytes;
-    const auto now = Clock::now();
-    asleep_byte_seconds_ = asleep_byte_seconds_until(now);
-    summed_ = now;
-    asleep_bytes_ =
-        static_cast<double>(kept + model::sum_of(report->tags, &model::TagReport::dropped) +
-                            model::sum_of(report->tags, &model::TagReport::damaged) + deep_bytes.value_or(0));
+    set_asleep_bytes(static_cast<double>(kept + model::sum_of(report->tags, &model::TagReport::dropped) +
+                                         model::sum_of(report->tags, &model::TagReport::damaged) +
+                                         deep_bytes.value_or(0)));
     if (transition == Transition::wake && asleep_since_) event.asleep_seconds = seconds_since(*asleep_since_);
     if (report->state == model::State::awake)
         asleep_since_.reset();

@@ -51,6 +51,14 @@ private:
         return asleep_byte_seconds_ + static_cast<std::uint64_t>(since.count() * asleep_bytes_);
     }
 
+    /// From now on `bytes` sleep.
+    void set_asleep_bytes(double bytes) noexcept GPU_SLEEP_REQUIRES(mutex_) {
+        const auto now = Clock::now();
+        asleep_byte_seconds_ = asleep_byte_seconds_until(now);
+        summed_ = now;
+        asleep_bytes_ = bytes;
+    }
+
     /// By the numbers of ErrorCode; what has a higher one counts as internal.
     static constexpr std::size_t k_codes = 64;
     struct Counts {

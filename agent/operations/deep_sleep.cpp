@@ -9,10 +9,9 @@
 #include "base/process.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
-#include "intercepted/ipc.hpp"
+#include "intercepted/memory.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/residual.hpp"
 #include "intercepted/unseen.hpp"
 #include "registry/registry.hpp"
 

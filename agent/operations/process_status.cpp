@@ -6,7 +6,7 @@
 
 #include "common/interception.hpp"
 #include "gate/gate.hpp"
-#include "intercepted/residual.hpp"
+#include "intercepted/memory.hpp"
 #include "intercepted/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {

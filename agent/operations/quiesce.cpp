@@ -7,8 +7,8 @@
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "gate/gate.hpp"
+#include "intercepted/memory.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/virtual_memory.hpp"
 #include "interpreter_lock/python_lock.hpp"
 #include "registry/registry.hpp"
 

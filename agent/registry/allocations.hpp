@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The index of what the program allocated: its own sizes, where the ledger knows ranges.
+// The index of what the program allocated: its own sizes, where the ledger knows ranges. And what of it is
+// freed later.
 
 #pragma once
 
 #include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
+#include "gate/gate.hpp"
+#include "registry/handles.hpp"
 
-#include <cuda.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <iterator>
-#include <map>
-#include <optional>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::registry {
 
@@ -31,17 +25,28 @@ template <class Map, class Wanted>
     return taken;
 }
 
+/// Makes an entry that is inserted later, which takes no memory then.
+template <class Map, class... Parts>
+[[nodiscard]] typename Map::node_type make_entry(Parts&&... parts) {
+    Map made;
+    made.emplace(std::forward<Parts>(parts)...);
+    return made.extract(made.begin());
+}
+
 struct Allocation {
     CUdeviceptr address = 0; ///< of the allocation
     std::size_t bytes = 0;   ///< that the program asked for
     int device = 0;
+    bool is_virtual = false; ///< the program's own mapping: the driver's answers are right while it is awake
+    bool is_own = false;     ///< from the C API: a part of a range of which the driver alone would speak
     CUcontext context = nullptr; ///< where it was allocated; null for virtual memory
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0; ///< never used twice
-    bool is_virtual = false;  ///< the program's own mapping: the driver's answers are right while it is awake
-    std::uint64_t access = 0; ///< of virtual memory: the devices that may read and write it, one bit each
-    bool is_own = false;      ///< from the C API: a part of a range of which the driver alone would speak
+    std::uint64_t access = 0;  ///< of virtual memory: the devices that may read and write it, one bit each
     unsigned long long handle_types = 0; ///< as which virtual memory may be shared
+    /// Of plain memory that was freed in a stream's order: when the stream gets there, and in which context.
+    CUevent done = nullptr;
+    CUcontext freed_in = nullptr;
 };
 
 /// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is
@@ -49,39 +54,33 @@ struct Allocation {
 class Allocations {
 public:
     /// Gives it an id and adds it.
-    void add(const Allocation& allocation) { add(make_record(allocation)); }
-    /// An allocation itself, which moves from place to place without memory; empty for none.
-    using Record = std::map<CUdeviceptr, Allocation>::node_type;
-    /// One to be added.
-    [[nodiscard]] static Record make_record(const Allocation& allocation) {
-        std::map<CUdeviceptr, Allocation> made;
-        made.emplace(allocation.address, allocation);
-        return made.extract(made.begin());
-    }
+    void add(const Allocation& allocation) { add(make_entry<Taken>(allocation.address, allocation)); }
+    /// Allocations themselves, which move from place to place without memory.
+    using Taken = std::map<CUdeviceptr, Allocation>;
     /// As add(), and takes no memory.
-    void add(Record record) noexcept {
+    void add(Taken::node_type record) noexcept {
         const AloneLock lock(mutex_);
         record.key() = record.mapped().address;
         record.mapped().id = next_id_++;
         by_address_.erase(record.key());
         by_address_.insert(std::move(record));
     }
-    /// Takes out what begins at `address`.
-    Record take(CUdeviceptr address) {
+    /// Takes out what begins at `address`, if it is of that kind.
+    Taken take(CUdeviceptr address, bool is_virtual) noexcept {
         const AloneLock lock(mutex_);
-        return by_address_.extract(address);
+        Taken taken;
+        const auto found = by_address_.find(address);
+        if (found != by_address_.end() && found->second.is_virtual == is_virtual)
+            taken.insert(by_address_.extract(found));
+        return taken;
     }
     /// Takes out all that are wanted.
-    std::map<CUdeviceptr, Allocation> take(const std::function<bool(const Allocation&)>& wanted) {
+    Taken take(const std::function<bool(const Allocation&)>& wanted) {
         const AloneLock lock(mutex_);
         return move_out(by_address_, [&](const auto& entry) { return wanted(entry.second); });
     }
     /// Puts back what take() returned.
-    void put_back(Record record) noexcept {
-        const AloneLock lock(mutex_);
-        by_address_.insert(std::move(record));
-    }
-    void put_back(std::map<CUdeviceptr, Allocation>& records) noexcept {
+    void put_back(Taken& records) noexcept {
         const AloneLock lock(mutex_);
         by_address_.merge(records);
     }
@@ -125,8 +124,71 @@ private:
     static constexpr unsigned long long k_first_id = 1ULL << 48;
 
     mutable SharedMutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<CUdeviceptr, Allocation> by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Taken by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
     unsigned long long next_id_ GPU_SLEEP_GUARDED_BY(mutex_) = k_first_id;
+};
+
+/// What is freed or closed later, and what it waits for. Plain memory that was freed in a stream's order
+/// waits for its event. What else is freed or closed waits until no capture is open: to wait for the work
+/// that may use it would break a capture, and so would not waiting. Calls of the driver wait for the end of a
+/// deep sleep. Takes no memory. Thread-safe.
+class Later {
+public:
+    struct Items {
+        Allocations::Taken allocations;
+        std::list<Import> imports;
+    };
+    using Calls = std::list<std::function<void()>>;
+
+    void add(Items& items) noexcept {
+        const MutexLock lock(mutex_);
+        if (!items.imports.empty()) any_waits_for_captures_ = true;
+        for (const auto& [address, freed] : items.allocations)
+            if (!freed.done) any_waits_for_captures_ = true;
+        items_.allocations.merge(items.allocations);
+        items_.imports.splice(items_.imports.end(), items.imports);
+    }
+    /// False: nothing does.
+    [[nodiscard]] bool may_wait_for_captures() const noexcept { return any_waits_for_captures_; }
+    /// Takes out all that waits for captures.
+    [[nodiscard]] Items take_for_captures() noexcept {
+        const MutexLock lock(mutex_);
+        any_waits_for_captures_ = false;
+        return {move_out(items_.allocations, [](const auto& each) { return !each.second.done; }),
+                std::exchange(items_.imports, {})};
+    }
+    /// Takes out the allocations that are wanted.
+    template <class Wanted>
+    [[nodiscard]] Items take(const Wanted& wanted) noexcept {
+        const MutexLock lock(mutex_);
+        return {move_out(items_.allocations, [&](const auto& each) { return wanted(each.second); }), {}};
+    }
+    template <class Change>
+    void change(const Change& body) noexcept {
+        const MutexLock lock(mutex_);
+        for (auto& [address, freed] : items_.allocations) body(freed);
+    }
+    /// Has the call wait for the end of a deep sleep. False: there is none.
+    [[nodiscard]] bool put_off(Calls& call) noexcept {
+        const MutexLock lock(mutex_);
+        // Looked at under the mutex: who sees it last is still in time for take_call().
+        if (!gate::Gate::holds_all()) return false;
+        calls_.splice(calls_.end(), call);
+        return true;
+    }
+    /// Takes out the first call that was put off; none: there is none any more.
+    [[nodiscard]] Calls take_call() noexcept {
+        const MutexLock lock(mutex_);
+        Calls first;
+        if (!calls_.empty()) first.splice(first.end(), calls_, calls_.begin());
+        return first;
+    }
+
+private:
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    Items items_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Calls calls_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::atomic<bool> any_waits_for_captures_{false}; ///< perhaps
 };
 
 } // namespace gpu_sleep::agent::registry

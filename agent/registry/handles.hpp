@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's own virtual memory: its handles and its mappings.
+// Memory behind handles of the driver: the program's own virtual memory, and memory of other processes.
 
 #pragma once
 
+#include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "driver/memory.hpp"
 
-#include <cuda.h>
-
-#include <cstdint>
-#include <map>
-#include <vector>
+#include <list>
 
 namespace gpu_sleep::agent::registry {
+
+struct Handle;
 
 struct Mapping {
     Bytes bytes = 0;
     Bytes offset = 0;
-    std::uint64_t handle = 0; ///< the program's
+    Handle* handle = nullptr;
     driver::DeviceMask access = 0;
     bool has_other_access = false; ///< of the host, or for reading only
     bool in_ledger = false;        ///< the ledger has it, and its driver handle
 };
 
+/// Lives until the program has neither it nor a mapping of it.
 struct Handle {
+    std::uint64_t number = 0;              ///< by which the program names it
     CUmemGenericAllocationHandle real = 0; ///< the driver's, unless the ledger has it
     bool host_backed = false;              ///< that is host memory, to which it was moved
     Bytes bytes = 0;
@@ -36,6 +37,28 @@ struct Handle {
     const char* stay_reason = nullptr; ///< why it has to stay
 };
 
+/// Why memory of these properties has to stay on the GPU: it cannot be made again as it was. Null: it can.
+[[nodiscard]] inline const char* why_it_stays(const CUmemAllocationProp& properties) noexcept {
+    if (properties.allocFlags.compressionType != CU_MEM_ALLOCATION_COMP_NONE) return "compressible memory";
+    if ((properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) != 0) return "memory for sparse arrays";
+    if (properties.allocFlags.usage != 0) return "created for a special use";
+    constexpr unsigned k_understood = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if ((static_cast<unsigned>(properties.requestedHandleTypes) & ~k_understood) != 0)
+        return "created to be shared through the fabric";
+    return nullptr;
+}
+
+/// Why the memory of a handle stays on the GPU; null where it can sleep. `mapping`: any of its own, if it has
+/// one. That has to be the only one, whole, and open to its own device, for otherwise nobody can copy it.
+[[nodiscard]] inline const char* why_it_stays(const Handle& handle, const Mapping* mapping) noexcept {
+    if (handle.stay_reason) return handle.stay_reason;
+    if (!mapping) return "created, but not mapped";
+    const bool is_whole = handle.mappings.size() == 1 && mapping->offset == 0 &&
+                          mapping->bytes == handle.bytes && !mapping->has_other_access;
+    const bool is_open = (mapping->access >> handle.properties.location.id & 1) != 0;
+    return is_whole && is_open ? nullptr : "mapped in part, or without access for its own device";
+}
+
 /// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
 /// without a mapping, which the ledger does not know, needs this one alone.
 struct Handles {
@@ -44,6 +67,22 @@ struct Handles {
     std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
+};
+
+/// Memory of another process, opened here.
+struct Import {
+    ProcessIdentity from;
+    std::uint64_t allocation = 0; ///< there
+    CUdeviceptr given = 0;        ///< what the program got
+    driver::VaReservation place;
+    driver::DeviceMask access = 0;
+    unsigned opens = 1;
+};
+
+struct Imports {
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+        GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
+    std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 } // namespace gpu_sleep::agent::registry

@@ -11,16 +11,8 @@
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 
-#include <cuda.h>
-
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <set>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::registry {
 
@@ -76,6 +68,7 @@ struct Range {
     ledger::TagId tag = 0;
     std::size_t live = 0; ///< blocks that are given out
 };
+using Ranges = std::map<CUdeviceptr, Range>;
 
 /// A part of a range: the blocks of a range fill it. Takes all the memory that it will ever need when it is
 /// made, so that freeing one cannot fail.
@@ -88,31 +81,24 @@ struct Block {
 };
 using Blocks = std::map<CUdeviceptr, Block>;
 
-/// Plain memory that was freed in a stream's order.
-struct PendingFree {
-    CUdeviceptr address = 0;
-    LastUse last_use;
-};
-
 /// All pools. Its mutex comes before the memory's. Nobody waits for work under it.
 struct Pools {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::pools) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::memory);
     std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUdeviceptr, Range> ranges GPU_SLEEP_GUARDED_BY(mutex);
+    Ranges ranges GPU_SLEEP_GUARDED_BY(mutex);
     Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
-    std::vector<PendingFree> pending_frees GPU_SLEEP_GUARDED_BY(mutex); ///< given back once they are done
-    std::atomic<bool> has_excess{false};      ///< some pool has more than its threshold, or a free is pending
-    std::atomic<bool> is_due{false};          ///< the program synchronised since, nothing was given back
-    std::atomic<std::uint64_t> free_calls{0}; ///< how often blocks were freed
+    std::atomic<bool> has_excess{
+        false}; ///< some pool has more than its threshold, or memory that was freed in a stream's order waits
+    std::atomic<bool> is_due{false};               ///< the program synchronised since, nothing was given back
+    std::atomic<std::uint64_t> free_calls{0};      ///< how often blocks were freed
     std::atomic<std::uint64_t> synchronized_to{0}; ///< those up to which were before a synchronise
     std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
 
-    /// Calls `change` with the last use of each block and pending free; those of what is not freed are none.
+    /// Calls `change` with the last use of each block; those of what is not freed are none.
     template <class Change>
     void for_each_use(const Change& change) noexcept {
         const MutexLock lock(mutex);
         for (auto& [address, block] : blocks) change(block.last_use);
-        for (auto& pending : pending_frees) change(pending.last_use);
     }
     /// The context is about to end: from here on nobody may have what was freed there, nor ask for its end.
     void hold_uses_in(CUcontext context) noexcept {

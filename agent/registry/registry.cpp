@@ -4,8 +4,6 @@
 
 #include "registry/registry.hpp"
 
-#include <utility>
-
 namespace gpu_sleep::agent::registry {
 
 Departed Registry::take(CUcontext context, bool is_primary) noexcept {
@@ -19,7 +17,11 @@ Departed Registry::take(CUcontext context, bool is_primary) noexcept {
     departed.is_primary = is_primary;
     departed.captures = captures.take(context);
     pools.hold_uses_in(context);
-    departed.deferred = deferred.take(dies);
+    {
+        const MutexLock lock(pools.mutex); // under which others take what waits for a stream out, and back
+        departed.later =
+            later.take([&](const Allocation& a) { return a.done ? a.freed_in == context : dies(a); });
+    }
     objects.end_with(context);
     departed.allocations = allocations.take(dies);
     departed.record = contexts.take(context);
@@ -28,12 +30,30 @@ Departed Registry::take(CUcontext context, bool is_primary) noexcept {
 }
 
 void Registry::put_back(Departed departed) noexcept {
-    residual.put_back(departed.residual);
+    for (auto& record : departed.residual) residual.put_back(std::move(record));
     contexts.put_back(std::move(departed.record));
     allocations.put_back(departed.allocations);
-    deferred.add(departed.deferred);
+    later.add(departed.later);
     captures.put_back(departed.captures); // before what they keep from being asked
     pools.let_go_of_uses_in(departed.context, false);
+}
+
+Captures::Taken Registry::hand_on(const Green& green) noexcept {
+    if (!green.context) return {};
+    auto taken = captures.take(green.context);
+    objects.end_with(green.context);
+    const auto hand_on = [&](Allocation& known) {
+        if (known.context == green.context) known.context = green.primary;
+        if (known.freed_in == green.context) known.freed_in = green.primary;
+    };
+    allocations.change(hand_on);
+    pools.forget_order_of(green.context, green.primary);
+    {
+        const MutexLock lock(pools.mutex); // as in take()
+        later.change(hand_on);
+    }
+    contexts.hand_events_on(green);
+    return taken;
 }
 
 } // namespace gpu_sleep::agent::registry

@@ -1,25 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The one root of what is known of the program's use of the driver.
+// The one root of what is known of the program's use of the driver, and the smaller books.
 
 #pragma once
 
 #include "base/memory.hpp"
 #include "model/unseen_libraries.hpp"
 #include "registry/allocations.hpp"
-#include "registry/captures.hpp"
 #include "registry/contexts.hpp"
 #include "registry/handles.hpp"
-#include "registry/imports.hpp"
-#include "registry/objects.hpp"
 #include "registry/pools.hpp"
 #include "registry/residual.hpp"
-
-#include <array>
-#include <atomic>
-#include <map>
-#include <unordered_map>
-#include <vector>
 
 namespace gpu_sleep::agent::registry {
 
@@ -37,6 +28,71 @@ struct Graphs {
     std::unordered_map<CUgraphExec, Nodes> named GPU_SLEEP_GUARDED_BY(mutex);
 };
 
+/// An object of the program whose destruction waits for no other thread.
+enum class Object : std::uint8_t {
+    none,
+    stream,
+    event,
+    memory,
+    host_memory,
+    array,
+    mipmapped_array,
+    module,
+    library,
+    graph_exec,
+    texture,
+    surface,
+    // Objects that other processes share. Their destruction is never put off.
+    shared_event,
+    shared_pool,
+    shared_memory,
+    external_memory,
+    external_semaphore,
+};
+
+/// As cuDevicePrimaryCtxGetState gives it.
+struct PrimaryState {
+    unsigned flags = 0;
+    int active = 0;
+};
+/// The memory of the one device that the process uses, as it was when it fell deeply asleep.
+struct DeviceMemory {
+    Bytes free = 0;
+    Bytes total = 0;
+};
+/// Where and how an object was made.
+struct Made {
+    CUcontext context = nullptr; ///< where it was made; null: not known
+    bool is_done = false;        ///< its work, while what is done is known
+    bool was_waited_for = false; ///< meanwhile
+};
+
+struct Objects {
+    using Key = std::pair<Object, std::uint64_t>;
+    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
+    std::map<Key, Made> all GPU_SLEEP_GUARDED_BY(mutex);
+    /// A context whose work was done when the deep sleep began.
+    struct Done {
+        std::optional<CUdevice> device;
+        bool was_waited_for = false; ///< since
+    };
+    std::map<CUcontext, Done> done GPU_SLEEP_GUARDED_BY(mutex);
+    std::map<CUdevice, PrimaryState> primary GPU_SLEEP_GUARDED_BY(mutex);
+    std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
+    std::atomic<bool> is_known{false}; ///< what is done
+
+    /// The context takes what was made in it with it, but for pools, which belong to devices, and memory from
+    /// outside CUDA, which may be mapped in another context.
+    void end_with(CUcontext context) noexcept {
+        const MutexLock lock(mutex);
+        std::erase_if(all, [=](const auto& each) {
+            const auto kind = each.first.first;
+            return each.second.context == context && kind != Object::shared_pool &&
+                   kind != Object::external_memory;
+        });
+    }
+};
+
 /// Use of the driver that the hooks do not see.
 struct Unseen {
     /// Calls that this build does not know: room for all that the hooks tell apart, and one for the others;
@@ -52,8 +108,8 @@ struct Unseen {
 struct Departed {
     CUcontext context = nullptr;
     bool is_primary = false;
-    std::map<CUdeviceptr, Allocation> allocations; ///< that die with it
-    Deferred::Items deferred;                      ///< the freed ones among them, which wait
+    Allocations::Taken allocations; ///< that die with it
+    Later::Items later;             ///< those that are freed later, and what was freed in it
     Captures::Taken captures;
     Contexts::Record record;
     ResidualRecords::Taken residual;
@@ -68,18 +124,20 @@ struct Registry {
     Handles handles;
     Imports imports;
     Allocations allocations;
-    Deferred deferred;
+    Later later;
     ResidualRecords residual;
     PeerAccess peers;
     Graphs graphs;
     Objects objects;
-    PutOff put_off;
     Unseen unseen;
 
     /// Takes out what is known of a context that is about to end. Takes no memory. The caller holds
     /// contexts.alive alone. Afterwards its memory is freed (free_departed()), or all is put back.
     [[nodiscard]] Departed take(CUcontext context, bool is_primary) noexcept;
     void put_back(Departed departed) noexcept;
+    /// A green context is about to end, which its primary one outlives: that has its memory, and its events,
+    /// from now on. Returns the captures in its streams. Takes no memory.
+    [[nodiscard]] Captures::Taken hand_on(const Green& green) noexcept;
 };
 
 /// The process's: made at the first question, which may come before the agent starts, and never freed. Once

@@ -7,10 +7,6 @@
 #include "base/guard.hpp"
 #include "registry/allocations.hpp"
 
-#include <algorithm>
-#include <string_view>
-#include <utility>
-
 namespace gpu_sleep::agent::registry {
 
 void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
@@ -21,18 +17,6 @@ void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
     if (same == sums.end()) return sums.push_back(row);
     same->bytes += row.bytes;
     same->count += row.count;
-}
-
-void ResidualRecords::add(CUdeviceptr address, const Record& record) noexcept {
-    ignoring_errors([&] {
-        const MutexLock lock(mutex_);
-        by_address_.insert_or_assign(address, record);
-    });
-}
-
-void ResidualRecords::forget(CUdeviceptr address) noexcept {
-    const MutexLock lock(mutex_);
-    by_address_.erase(address);
 }
 
 void ResidualRecords::handle_taken(CUmemGenericAllocationHandle handle) noexcept {
@@ -75,16 +59,19 @@ bool ResidualRecords::mapped(CUdeviceptr address, CUmemGenericAllocationHandle h
     return is_imported;
 }
 
-void ResidualRecords::unmapped(CUdeviceptr address, std::size_t bytes) noexcept {
+std::optional<CUdeviceptr> ResidualRecords::take_mapping(CUdeviceptr address, std::size_t bytes) noexcept {
     const MutexLock lock(mutex_);
-    by_address_.erase(by_address_.lower_bound(address), by_address_.lower_bound(address + bytes));
-    auto& mappings = foreign_mappings_;
-    for (auto at = mappings.lower_bound(address); at != mappings.end() && at->first < address + bytes;) {
-        const auto handle = at->second;
-        at = mappings.erase(at);
-        --foreign_.at(handle).mappings;
-        forget_if_unused(handle);
-    }
+    const auto first = foreign_mappings_.lower_bound(address);
+    if (first == foreign_mappings_.end() || first->first >= address + bytes) return std::nullopt;
+    const auto [at, handle] = *first;
+    foreign_mappings_.erase(first);
+    --foreign_.at(handle).mappings;
+    forget_if_unused(handle);
+    return at;
+}
+
+void ResidualRecords::unmapped(CUdeviceptr address, std::size_t bytes) noexcept {
+    while (const auto at = take_mapping(address, bytes)) take(*at);
 }
 
 ResidualRecords::Shard& ResidualRecords::shard_of(CUdeviceptr address) noexcept {
@@ -92,65 +79,48 @@ ResidualRecords::Shard& ResidualRecords::shard_of(CUdeviceptr address) noexcept 
     return shards_[(address >> k_granularity_bits) % shards_.size()];
 }
 
-void ResidualRecords::add(CUdeviceptr address, const OfDriver& allocation) noexcept {
+void ResidualRecords::add(CUdeviceptr address, const ResidualRecord& record) noexcept {
     ignoring_errors([&] {
         auto& shard = shard_of(address);
         const MutexLock lock(shard.mutex);
-        count_ += shard.allocations.insert_or_assign(address, allocation).second;
+        count_ += shard.records.insert_or_assign(address, record).second;
     });
 }
 
-ResidualRecords::OfDriverRecord ResidualRecords::take(CUdeviceptr address) noexcept {
+ResidualRecords::Node ResidualRecords::take(CUdeviceptr address) noexcept {
     auto& shard = shard_of(address);
     const MutexLock lock(shard.mutex);
-    auto record = shard.allocations.extract(address);
+    auto record = shard.records.extract(address);
     count_ -= !record.empty();
     return record;
 }
 
-void ResidualRecords::put_back(OfDriverRecord record) noexcept {
+void ResidualRecords::put_back(Node record) noexcept {
     ignoring_errors([&] {
         auto& shard = shard_of(record.key());
         const MutexLock lock(shard.mutex);
-        count_ += shard.allocations.insert(std::move(record)).inserted;
+        count_ += shard.records.insert(std::move(record)).inserted;
     });
 }
 
 ResidualRecords::Taken ResidualRecords::take(CUcontext context, bool is_primary) noexcept {
     Taken taken;
-    {
-        const MutexLock lock(mutex_);
-        taken.records =
-            move_out(by_address_, [=](const auto& each) { return each.second.context == context; });
-    }
     for (auto& shard : shards_) {
         const MutexLock lock(shard.mutex);
-        for (auto next = shard.allocations.begin(); next != shard.allocations.end();) {
+        for (auto next = shard.records.begin(); next != shard.records.end();) {
             const auto here = next++;
-            const auto& cause = here->second.cause;
-            // Memory of pools outlives contexts, but for the device's primary one.
-            if (cause.context != context || (cause.pool && !is_primary)) continue;
-            if (!guarded([&] { taken.of_driver.emplace_back(); })) continue;
-            taken.of_driver.back() = shard.allocations.extract(here);
+            if (here->second.context != context || (here->second.pool && !is_primary)) continue;
+            auto record = shard.records.extract(here);
             --count_;
+            ignoring_errors([&] { taken.push_back(std::move(record)); });
         }
     }
     return taken;
 }
 
-void ResidualRecords::put_back(Taken& taken) noexcept {
-    {
-        const MutexLock lock(mutex_);
-        by_address_.merge(taken.records);
-    }
-    for (auto& record : taken.of_driver) put_back(std::move(record));
-}
-
 void ResidualRecords::add_to(std::vector<Residual>& sums) const {
     {
         const MutexLock lock(mutex_);
-        for (const auto& [address, record] : by_address_)
-            add_to_sum(sums, {record.kind, record.device, record.bytes, 1, record.reason});
         // On the host, or not mapped: it takes nothing of a GPU, and decides what the driver can do.
         for (const auto& [handle, foreign] : foreign_)
             if (foreign.shared && (foreign.shared == k_exported || foreign.mappings == 0))
@@ -158,10 +128,8 @@ void ResidualRecords::add_to(std::vector<Residual>& sums) const {
     }
     for (const auto& shard : shards_) {
         const MutexLock lock(shard.mutex);
-        for (const auto& [address, one] : shard.allocations) {
-            const auto* const kind = one.cause.pool ? "pool" : "plain";
-            add_to_sum(sums, {kind, one.cause.device, one.bytes, 1, one.cause.reason});
-        }
+        for (const auto& [address, one] : shard.records)
+            add_to_sum(sums, {one.kind, one.device, one.bytes, 1, one.reason});
     }
 }
 

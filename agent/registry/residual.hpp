@@ -14,7 +14,6 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <unordered_map>
 #include <vector>
@@ -39,26 +38,27 @@ struct Residual {
 /// Adds `row` to the one of its kind, device and reason.
 void add_to_sum(std::vector<Residual>& sums, const Residual& row);
 
-/// Why an allocation stays with the driver: the least size, or a rule, says so.
-struct ResidualCause {
-    const char* reason = nullptr; ///< null for any other: nobody counts it
-    CUcontext context = nullptr;
+/// Memory that the driver gave out, and which stays.
+struct ResidualRecord {
+    Bytes bytes = 0;
+    const char* kind = nullptr;
+    const char* reason = nullptr; ///< null: nobody counts it
     int device = 0;
-    CUmemoryPool pool = nullptr; ///< of which it is; null: plain memory
+    CUcontext context = nullptr; ///< whose end takes it; null: none that is known
+    CUmemoryPool pool = nullptr; ///< of which it is, and then outlives all but primary contexts
 };
 
-/// Records of memory that is only told of: a record is lost where memory is short. Thread-safe.
+/// The records of all such memory. A record is lost where memory is short. Thread-safe.
 class ResidualRecords {
 public:
-    struct Record {
-        Bytes bytes;
-        const char* kind;
-        const char* reason;
-        int device;
-        CUcontext context; ///< whose end takes it; null: none that is known
-    };
-    void add(CUdeviceptr address, const Record& record) noexcept;
-    void forget(CUdeviceptr address) noexcept;
+    void add(CUdeviceptr address, const ResidualRecord& record) noexcept;
+    [[nodiscard]] bool has_any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
+    using Node = std::unordered_map<CUdeviceptr, ResidualRecord>::node_type;
+    Node take(CUdeviceptr address) noexcept;
+    void put_back(Node record) noexcept;
+    /// Takes out what ends with the context.
+    using Taken = std::vector<Node>;
+    [[nodiscard]] Taken take(CUcontext context, bool is_primary) noexcept;
 
     /// The driver gave out a handle that is none of ours, of memory on the host or of another process, or one
     /// more reference to it; or is about to take one back.
@@ -71,27 +71,6 @@ public:
     bool mapped(CUdeviceptr address, CUmemGenericAllocationHandle handle) noexcept;
     /// It unmapped whatever was there.
     void unmapped(CUdeviceptr address, std::size_t bytes) noexcept;
-
-    /// The driver allocated it, as the least size, or a rule, has it.
-    struct OfDriver {
-        Bytes bytes = 0;
-        ResidualCause cause;
-    };
-    using OfDriverRecord = std::unordered_map<CUdeviceptr, OfDriver>::node_type;
-    void add(CUdeviceptr address, const OfDriver& allocation) noexcept;
-    [[nodiscard]] bool has_any_of_driver() const noexcept {
-        return count_.load(std::memory_order_relaxed) != 0;
-    }
-    [[nodiscard]] OfDriverRecord take(CUdeviceptr address) noexcept;
-    void put_back(OfDriverRecord record) noexcept;
-
-    struct Taken {
-        std::map<CUdeviceptr, Record> records;
-        std::vector<OfDriverRecord> of_driver;
-    };
-    /// Takes out what ends with the context.
-    [[nodiscard]] Taken take(CUcontext context, bool is_primary) noexcept;
-    void put_back(Taken& taken) noexcept;
 
     /// Adds all to the sums. May throw for want of memory.
     void add_to(std::vector<Residual>& sums) const;
@@ -106,14 +85,15 @@ private:
     /// frequent.
     struct Shard {
         mutable Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-        std::unordered_map<CUdeviceptr, OfDriver> allocations GPU_SLEEP_GUARDED_BY(mutex);
+        std::unordered_map<CUdeviceptr, ResidualRecord> records GPU_SLEEP_GUARDED_BY(mutex);
     };
     Shard& shard_of(CUdeviceptr address) noexcept;
     /// Forgets the handle once nothing holds its memory: the driver may give it out again.
     void forget_if_unused(CUmemGenericAllocationHandle handle) GPU_SLEEP_REQUIRES(mutex_);
+    /// Takes the first mapping in these bytes out.
+    std::optional<CUdeviceptr> take_mapping(CUdeviceptr address, std::size_t bytes) noexcept;
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::map<CUdeviceptr, Record> by_address_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::map<CUmemGenericAllocationHandle, Foreign> foreign_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::map<CUdeviceptr, CUmemGenericAllocationHandle>
         foreign_mappings_ GPU_SLEEP_GUARDED_BY(mutex_); ///< and whose they are

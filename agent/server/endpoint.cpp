@@ -114,23 +114,25 @@ bool is_another_here(const std::string& path, int own, int spare) {
     });
 }
 
-/// Whether nobody listens on the socket at `path`, which is named after `owner`. That no such process is seen
-/// proves nothing: where pid namespaces share a /tmp, it may live in another one.
+/// Whether nobody listens on the socket at `path`, which is named after `owner`, or it is gone. That no such
+/// process is seen proves nothing: where pid namespaces share a /tmp, it may live in another one.
 bool is_stale(const std::string& path, const ProcessIdentity& owner) {
     const auto started = start_time_of(owner.pid);
     if (started && *started == owner.start_time) return false; // it may be about to listen
     const auto address = unix_address(path);
     const auto socket = new_socket(path);
-    return address && socket && connect_unix(socket->get(), *address) != 0 && errno == ECONNREFUSED;
+    return address && socket && connect_unix(socket->get(), *address) != 0 &&
+           (errno == ECONNREFUSED || errno == ENOENT);
 }
 
 void remove_stale_sockets(int directory, const std::string& path) {
     const auto names = names_in(directory, k_max_entries);
     if (!names) return;
     for (const auto& name : *names) {
-        const auto owner = parse_agent_socket_name(name);
-        if (!owner || !is_stale(fmt::format("{}/{}", path, name), *owner)) continue;
-        ::unlinkat(directory, (name + k_state_suffix).c_str(), 0);
+        const auto socket = name.substr(0, name.rfind(k_state_suffix)); // a state may outlive its socket
+        const auto owner = parse_agent_socket_name(socket);
+        if (!owner || !is_stale(fmt::format("{}/{}", path, socket), *owner)) continue;
+        ::unlinkat(directory, (socket + k_state_suffix).c_str(), 0);
         ::unlinkat(directory, name.c_str(), 0);
     }
 }

@@ -5,6 +5,7 @@
 #include "cli/login/containers.hpp"
 
 #include "cli/login/careful_files.hpp"
+#include "cli/preload.hpp"
 #include "cli/show/json.hpp"
 
 #include <nlohmann/json.hpp>
@@ -66,6 +67,8 @@ Result<std::optional<std::string>> read_description(const fs::path& file) {
 Result<Paths> enable_containers(const fs::path& root, const fs::path& commands, const fs::path& library) {
     const auto file = file_below(root);
     GPU_SLEEP_TRY(read_description(file));
+    // The loader of a program that may not read it says nothing.
+    if (root == "/") GPU_SLEEP_TRY(check_open_to_all(library.parent_path() / k_preload_file));
     Paths made;
     GPU_SLEEP_TRY(make_directories(file.parent_path(), Visitors::all, made));
     GPU_SLEEP_TRY(write_carefully(file, description(commands, library.parent_path()),

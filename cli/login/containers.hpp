@@ -16,7 +16,8 @@ namespace gpu_sleep::cli {
 
 /// Has the container engines of the machine whose files lie below `root` give containers `library`, the agent
 /// beside it, and the commands in the directory `commands`. Returns the file that says so. Errors: those of
-/// write_carefully(); invalid_argument: a file of that name is not ours.
+/// write_carefully(); invalid_argument: a file of that name is not ours, or others may not read what the
+/// containers of this machine would load.
 [[nodiscard]] Result<std::vector<std::filesystem::path>>
 enable_containers(const std::filesystem::path& root, const std::filesystem::path& commands,
                   const std::filesystem::path& library);

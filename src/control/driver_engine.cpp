@@ -275,7 +275,8 @@ private:
     /// Has an error of too little GPU memory say who has it.
     [[nodiscard]] Error with_holders(Error error, const client::BytesByGpu& needs) const {
         if (error.code != ErrorCode::out_of_device_memory) return error;
-        const auto holders = holders_beside(process_, false, {}, needs);
+        Neighbours neighbours;
+        const auto holders = holders_beside(neighbours, process_, false, {}, needs);
         if (!holders.text.empty()) error.message += "; " + holders.text;
         return error;
     }

@@ -281,16 +281,28 @@ std::vector<std::string> holders_without_agent(const Finder& finder, const drive
     return lines;
 }
 
-Holders holders_beside(const Process& process, bool others_alone, const std::vector<GpuPair>& moves,
-                       client::BytesByGpu gpus) {
-    Finder finder;
-    const auto outcomes = ask_all(finder, {}, k_agent_patience);
-    if (!outcomes) return {};
+bool Neighbours::look() {
+    constexpr Milliseconds k_just{1'000};
+    if (looked_ && Clock::now() < *looked_ + k_just) return true;
+    finder = Finder();
+    auto asked = ask_all(finder, {}, k_agent_patience);
+    if (!asked) return false;
+    outcomes = *std::move(asked);
+    auto seen = driver::look_at_gpus();
+    gpus = seen ? *std::move(seen) : std::vector<driver::Gpu>();
+    looked_ = Clock::now();
+    return true;
+}
+
+Holders holders_beside(Neighbours& neighbours, const Process& process, bool others_alone,
+                       const std::vector<GpuPair>& moves, client::BytesByGpu gpus) {
+    if (!neighbours.look()) return {};
+    auto& finder = neighbours.finder;
     std::vector<client::Holder> holders;
     std::vector<client::Candidate> candidates;
     const auto asker = finder.proc().read(process.pid);
     Holders found;
-    for (const auto& outcome : *outcomes) {
+    for (const auto& outcome : neighbours.outcomes) {
         const auto* const report = report_of(outcome);
         if (!report) continue;
         if (outcome.process.pid == process.pid)
@@ -309,12 +321,11 @@ Holders holders_beside(const Process& process, bool others_alone, const std::vec
                });
     });
     auto lines = client::describe(holders, candidates, gpus);
-    if (const auto looked = driver::look_at_gpus())
-        for (const auto& [uuid, bytes] : gpus)
-            if (const auto* const gpu = find_gpu(*looked, uuid)) {
-                auto others = holders_without_agent(finder, *gpu, *outcomes, ::geteuid());
-                std::move(others.begin(), others.end(), std::back_inserter(lines));
-            }
+    for (const auto& [uuid, bytes] : gpus)
+        if (const auto* const gpu = find_gpu(neighbours.gpus, uuid)) {
+            auto others = holders_without_agent(finder, *gpu, neighbours.outcomes, ::geteuid());
+            std::move(others.begin(), others.end(), std::back_inserter(lines));
+        }
     found.text = fmt::format("{}", fmt::join(lines, "; "));
     return found;
 }

@@ -69,10 +69,25 @@ struct Holders {
     bool can_sleep = false; ///< one of them could, at once or soon
 };
 
+/// What all agents and the GPUs say. Not thread-safe.
+class Neighbours {
+public:
+    /// Asks them, unless it has just done so: of many wakes that fail together each wants to know. False:
+    /// they cannot be asked.
+    [[nodiscard]] bool look();
+
+    Finder finder;
+    std::vector<Outcome> outcomes;
+    std::vector<driver::Gpu> gpus;
+
+private:
+    std::optional<Clock::time_point> looked_;
+};
+
 /// Finds the processes, besides `process`, that have memory of `gpus`, and of the GPUs on which it sleeps if
 /// it has an agent. `others_alone`: only those that its agent cannot ask. `moves`: the GPUs that it is to
 /// come back to, as in a WakeRequest.
-[[nodiscard]] Holders holders_beside(const Process& process, bool others_alone,
+[[nodiscard]] Holders holders_beside(Neighbours& neighbours, const Process& process, bool others_alone,
                                      const std::vector<GpuPair>& moves, client::BytesByGpu gpus = {});
 
 /// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user

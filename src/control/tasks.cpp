@@ -47,19 +47,19 @@ Bytes machine_bytes() {
 }
 
 /// Has a wake that has found too little GPU memory say who has it.
-void add_holders(const protocol::Request& request, Outcome& outcome) {
+void add_holders(Neighbours& neighbours, const protocol::Request& request, Outcome& outcome) {
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
     auto* const failure = std::get_if<model::Failure>(&outcome.answer);
     if (!wake || !failure || failure->error.code != ErrorCode::out_of_device_memory) return;
     const auto holders =
-        holders_beside(outcome.process, wake->make_room, wake->gpus); // an agent names others
+        holders_beside(neighbours, outcome.process, wake->make_room, wake->gpus); // an agent names others
     if (holders.text.empty()) return;
     failure->error.message += "; " + holders.text;
     outcome.nobody_can_sleep = !holders.can_sleep;
 }
 
 /// Says why the wake of `process`, which has waited for long, goes on to wait until `until`.
-void tell_wait(Finder& finder, const Process& process, const model::WakeRequest& wake,
+void tell_wait(Finder& finder, Neighbours& neighbours, const Process& process, const model::WakeRequest& wake,
                Clock::time_point until, Listener& listener) {
     constexpr Milliseconds k_answer_time{500};
     auto socket = finder.connect(process);
@@ -70,7 +70,7 @@ void tell_wait(Finder& finder, const Process& process, const model::WakeRequest&
     const auto* const report = std::get_if<model::Report>(&outcomes.front().answer);
     if (!report || report->wakes_waiting.empty()) return; // it waits for something else
     auto why = report->wakes_waiting.back().reason;
-    const auto holders = holders_beside(process, wake.make_room, wake.gpus).text;
+    const auto holders = holders_beside(neighbours, process, wake.make_room, wake.gpus).text;
     if (!holders.empty()) why += "; " + holders;
     listener.waits(process, why, until);
 }
@@ -82,6 +82,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
     std::vector<client::Question> questions;
     questions.reserve(tasks.size());
     std::optional<DeepLocker> locker;
+    Neighbours neighbours;
     const auto most = manner.end ? machine_bytes() : client::AnswerTimeout::k_max_bytes;
     for (auto& [target, request] : tasks) {
         auto limits = limits_of(*request);
@@ -117,7 +118,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
                 const auto [since, is_new] = waits.try_emplace(event->question, Clock::now());
                 auto& begun = since->second;
                 if (begun && Clock::now() - *begun >= k_silence) {
-                    tell_wait(finder, target.process, *wake, *begun + wake->wait, listener);
+                    tell_wait(finder, neighbours, target.process, *wake, *begun + wake->wait, listener);
                     begun.reset();
                 }
             }
@@ -132,7 +133,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
             untold.insert(event->question);
             continue;
         }
-        add_holders(*request, outcome);
+        add_holders(neighbours, *request, outcome);
         tell(outcome);
     }
     ask_again(finder, outcomes);

@@ -38,8 +38,7 @@ SECONDS = 60
 UNRUN = {
     ("README.md", "scripts/demo"): "minutes; other tests run it",
     **{("containers.md", begin): "podman; integration.containers runs it" for begin in ("sudo gpu-enable", "podman", "gpu-sleep", "jq")},
-    ("jobs.md", "token="): "Kubernetes",
-    ("jobs.md", "curl -H"): "a pod; test_pod runs it with a process",
+    **{("kubernetes.md", begin): "Kubernetes; integration.containers runs its containers" for begin in ("cmake", "kubectl")},
     ("slurm.md", "scontrol suspend"): "Slurm; integration.slurm runs it",
     ("slurm.md", "/etc/slurm/gpu-sleep/suspend"): "the same",
     ("slurm.md", "sbatch"): "the same",
@@ -308,17 +307,6 @@ class Guides(unittest.TestCase):
         """What needs neither."""
         for name in ("lsf.md", "openpbs.md"):
             self.run_guide(name, GPU_SLEEP_SIM_MEMORY=MORE)
-
-    def test_pod(self):
-        """The command of the pod's container, and the request that it answers."""
-        guide = TREE / "cli/guides/jobs.md"
-        words = re.search(r"command: \[(.*?)\]", blocks_of(guide, "yaml")[0], re.DOTALL).group(1)
-        command = " ".join(word.strip().strip('"') for word in words.split(","))
-        command = command.replace("/opt/gpu-sleep/usr/bin", "/usr/local/bin").replace("/run/sleep", "/tmp")
-        request, = (block for block in blocks_of(guide) if block.startswith("curl -H"))
-        with Terminal() as terminal:
-            terminal.run(f"token={'7' * 32}; echo $token > /tmp/token\n{command} &\n")
-            self.assertIn('"is_sleeping": false', terminal.run(request.replace("POD", "localhost")))
 
     def test_monitoring(self):
         with Terminal() as terminal:

@@ -34,6 +34,8 @@ class Failure(Exception):
 class Program:
     """One program, with everything it holds, and the lock of the thread that talks to it."""
 
+    SIZES = [1, 2, 6]  # of an allocation, in 2 MiB
+
     def __init__(self, build, environment, number, dice):
         self.build, self.environment, self.number, self.dice = build, environment, number, dice
         self.lock = threading.Lock()
@@ -42,16 +44,23 @@ class Program:
 
     def start(self):
         self.is_killed = self.is_ready = False
-        words = [self.build / "bin/gpu-run", "--name", f"random{self.number}", "--on-touch", "wake", "--",
+        words = [self.build / "bin/gpu-run", "--name", f"random{self.number}", "--on-touch", "wake", *self.options(), "--",
                  self.build / "bin/intercepted_program_linked"]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        self.process = subprocess.Popen([*self.place(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
                                         stderr=subprocess.DEVNULL, env=self.environment)
         self.read()
         self.is_ready = True
         self.sums = {}
         for kind in self.dice.choices(["plain", "async", "pool", "vmm2", "segments", "alias"], k=4):
-            number = self.ask(f"alloc {kind} {self.dice.choice([1, 2, 6]) * 2 * MIB}").split()[0]
+            number = self.ask(f"alloc {kind} {self.dice.choice(self.SIZES) * 2 * MIB}").split()[0]
             self.sums[number] = self.ask(f"fill {number} {self.dice.randrange(1, 1 << 30)}")
+
+    def options(self):
+        return []
+
+    def place(self):
+        """Words before the command that start it elsewhere."""
+        return []
 
     def read(self):
         result = []
@@ -104,8 +113,10 @@ class Run:
         self.counts = collections.Counter()
         self.failures = []
         self.lock = threading.Lock()
-        self.programs = [Program(self.build, self.environment, i, random.Random(f"{options.seed} program {i}"))
-                         for i in range(options.programs)]
+        self.programs = [self.new_program(i, random.Random(f"{options.seed} program {i}")) for i in range(options.programs)]
+
+    def new_program(self, number, dice):
+        return Program(self.build, self.environment, number, dice)
 
     def choice(self, dice, target):
         """A command, weighted by how much there is to go wrong."""
@@ -207,23 +218,13 @@ def go_apart():
     os.execvp(words[0], [*words, sys.executable, "-c", pathlib.Path(__file__).read_text(), str(build), "--apart", *sys.argv[2:]])
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--commands", type=int, default=8000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--programs", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--apart", action="store_true")
-    options = parser.parse_args()
-    if not options.apart:
-        go_apart()
+def go(kind, options):
     scratch = pathlib.Path("/tmp")
     (scratch / "files").mkdir(mode=0o700)
     (scratch / "small").mkdir(mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "none", scratch / "small"], check=True)
+    run = kind(options, scratch)
     start = time.monotonic()
-    run = Run(options, scratch)
     threads = [threading.Thread(target=run.work, args=(f"{options.seed} thread {i}",)) for i in range(options.threads)]
     for thread in threads:
         thread.start()
@@ -238,6 +239,20 @@ def main():
     for failure in run.failures:
         print("FAILED:", failure)
     sys.exit(1 if run.failures else 0)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--commands", type=int, default=8000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--programs", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--apart", action="store_true")
+    options = parser.parse_args()
+    if not options.apart:
+        go_apart()
+    go(Run, options)
 
 
 if __name__ == "__main__":

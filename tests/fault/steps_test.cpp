@@ -348,6 +348,9 @@ TEST_CASE("Transitions: what a wake brought back before it failed goes again wit
     CHECK(bytes_of(sleep_request(), deep) == 500);
     const model::Failure failure{make_error(ErrorCode::out_of_device_memory, "no room"), State::asleep};
     REQUIRE(transitions.count(wake_request(), failure, 1)); // the gate is not deep
+    const auto sum = transitions.asleep_byte_seconds();
+    std::this_thread::sleep_for(Milliseconds(20));
+    CHECK(transitions.asleep_byte_seconds() == sum);
     if (next == Next::deep_sleep) CHECK(bytes_of(sleep_request(), deep) == 500);
     if (next == Next::sleep) CHECK(bytes_of(sleep_request(), shallow) == 30);
     CHECK(bytes_of(wake_request(), awake) == (next == Next::sleep ? 0 : 500));

@@ -8,7 +8,11 @@ In namespaces of its own: /etc and /run are seen by nobody else, and all process
 with this machine's C library, a program and the simulated driver. No registry is asked.
 """
 
+import contextlib
+import functools
+import importlib.util
 import json
+import operator
 import os
 import pathlib
 import re
@@ -17,7 +21,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+
+sys.path.append("/usr/lib/python3/dist-packages")  # where Debian has them, for another Python too
+yaml = importlib.import_module("yaml") if importlib.util.find_spec("yaml") else None
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 CACHE = (BUILD / "CMakeCache.txt").read_text(encoding="utf-8")
@@ -136,12 +144,12 @@ class Machine:
 class Container:
     """A program in a container, which is removed at the end."""
 
-    def __init__(self, name, *options, program=("demo_program", "16", "4"), image=None, user=0, device=True):
+    def __init__(self, name, *options, program=("demo_program", "16", "4"), image=None, user=0, device=True, common=CONTAINER_OPTIONS):
         self.podman, self.name = MACHINE_HERE.podman(user), name
         variables = {"LD_LIBRARY_PATH": "/simulated", **SIMULATED}
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [*self.podman, "run", "--interactive", "--name", name, *CONTAINER_OPTIONS, *(DEVICE if device else []),
+            [*self.podman, "run", "--interactive", "--name", name, *common, *(DEVICE if device else []),
              *(word for item in variables.items() for word in ("--env", "=".join(item))), *options, "--rootfs", str(image or MACHINE_HERE.image), *program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
 
@@ -149,6 +157,7 @@ class Container:
         return self
 
     def __exit__(self, *error):
+        """Also of one that has ended."""
         run(*self.podman, "rm", "--force", "--time", "0", self.name)
         self.process.communicate(timeout=SECONDS)
         self.errors.close()
@@ -279,22 +288,31 @@ class Containers(unittest.TestCase):
 
     @unittest.skipIf(SKIPS and not shutil.which("jq"), "jq is missing")
     def test_deep_sleeps_need_a_profile_that_says_so(self):
-        profile = MACHINE_HERE.scratch / "profile.json"
-        profile.write_text(checked("jq", "-f", str(MACHINE_HERE.prefix / "share/gpu-sleep/seccomp.jq"), "/usr/share/containers/seccomp.json"))
+        lists = {"allowed": pathlib.Path("/usr/share/containers/seccomp.json").read_text(), "denied": '{"defaultAction": "SCMP_ACT_ALLOW"}'}
+        for name, text in lists.items():
+            (MACHINE_HERE.scratch / name).write_text(checked("jq", "-f", str(MACHINE_HERE.prefix / "share/gpu-sleep/seccomp.jq"), input=text))
         shared = ["--pid", "host", "--volume", f"{MACHINE_HERE.state}:/gpus", "--env", "GPU_SLEEP_SIM_STATE=/gpus"]
         with Container("filtered", *shared) as container:
             container.answer()
             slept = MACHINE_HERE.command("gpu-sleep", "--deep", container.pid())
             self.assertEqual(slept.returncode, 1)
             self.assertIn("a filter restricts the system calls", slept.stderr)
-        with Container("profiled", *shared, "--security-opt", f"seccomp={profile}") as container:
-            container.answer()
-            before = container.answer("checksum")
-            slept = MACHINE_HERE.command("gpu-sleep", "--deep", "--json", container.pid())
-            self.assertEqual(slept.returncode, 0, slept.stderr)
-            self.assertTrue(json.loads(slept.stdout)["processes"][0]["report"]["deep"])
-            self.assertEqual(MACHINE_HERE.command("gpu-wake", container.pid()).returncode, 0)
-            self.assertEqual(container.answer("checksum"), before)
+        # With a timer the agent's helper does it, into which the container's /etc/ld.so.preload brings its library.
+        for profile, timer in (("allowed", []), ("denied", ["--env", "GPU_SLEEP_IDLE=100", "--env", "GPU_SLEEP_IDLE_DEEP=1"])):
+            with Container(profile, *shared, *timer, "--security-opt", f"seccomp={MACHINE_HERE.scratch / profile}") as container:
+                container.answer()
+                before = container.answer("checksum")
+                pid = container.pid()
+                if not timer:
+                    slept = MACHINE_HERE.command("gpu-sleep", "--deep", pid)
+                    self.assertEqual(slept.returncode, 0, slept.stderr)
+                end = time.monotonic() + SECONDS
+                while not json.loads(MACHINE_HERE.command("gpu-ps", "--json", pid).stdout)["processes"][0]["report"]["deep"]:
+                    self.assertLess(time.monotonic(), end)
+                    time.sleep(0.1)
+                self.assertEqual(MACHINE_HERE.command("gpu-wake", pid).returncode, 0)
+                self.assertEqual(container.answer("checksum"), before)
+                self.assertEqual(container.said(), "")
 
     def test_a_c_library_that_is_too_old(self):
         """The agent asks for a version that no C library has yet."""
@@ -345,6 +363,196 @@ class Containers(unittest.TestCase):
             self.assertEqual(container.said(), "")
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
             self.assertIn("it is musl, and the agent needs the GNU C library", MACHINE_HERE.command("gpu-doctor", container.pid()).stdout)
+
+
+# Of a model server: its memory, at each request but for /health.
+MODEL_SERVER = """
+import http.server, sys
+sys.path.insert(0, "/model")
+from gpu_memory import GpuMemory
+memory = GpuMemory(8 << 20)
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"well" if self.path == "/health" else str(memory.is_intact()).encode())
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Server).serve_forever()
+"""
+
+
+@unittest.skipIf(SKIPS and not (yaml and shutil.which("nginx")), "PyYAML or nginx is missing")
+class Kubernetes(unittest.TestCase):
+    """The containers of cli/kubernetes by podman, with the users, privileges, mounts and commands that the files say. Its images
+    are this machine; `gpu-sleep` has an installation, and `server` a command of that name."""
+
+    FOLDER = SOURCES / "cli/kubernetes"
+    # Of Kubernetes 1.34, which Debian's package does not know yet.
+    NEWER_FIELDS = {("V1PodSpec", "resourceClaims"), ("V1ResourceRequirements", "claims")}
+
+    def make_images(self):
+        self.scratch = pathlib.Path(tempfile.mkdtemp(dir=MACHINE_HERE.scratch))
+        self.scratch.chmod(0o755)
+        self.images = {name: self.image(name) for name in ("gpu-sleep", "server", "nginx")}
+        checked("cmake", "--install", str(BUILD), "--prefix", str(self.images["gpu-sleep"] / "usr/local"))
+        server = self.images["server"] / "usr/bin/serve"
+        server.write_text("#!/usr/bin/python3\n" + MODEL_SERVER)
+        server.chmod(0o755)
+        (self.images["server"] / "model").mkdir()
+        shutil.copy(SOURCES / "tests/support/gpu_memory.py", self.images["server"] / "model")
+
+    def image(self, name):
+        layers = [self.scratch / f"{name}.{layer}" for layer in ("upper", "work", "image")]
+        for layer in layers:
+            layer.mkdir()
+        mount("-t", "overlay", "overlay", "-o", f"lowerdir=/,upperdir={layers[0]},workdir={layers[1]}", str(layers[2]))
+        self.addCleanup(checked, "umount", str(layers[2]))
+        shutil.copytree(MACHINE_HERE.image / "simulated", layers[2] / "simulated")
+        return layers[2]
+
+    @staticmethod
+    def read(file):
+        return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+    def volume(self, volume, contents, place):
+        folder = self.scratch / ("volumes" if "hostPath" in volume else place) / volume["name"]
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            folder.chmod(0o755 if volume["name"] in ("configuration", "history") else 0o777)
+            for name, text in contents.items() if "configMap" in volume else ():
+                (folder / name).write_text(text)
+        return folder
+
+    def start(self, pod, name, contents=None, network="none", options=(), place="volumes", **environment):
+        container = next(each for each in pod.get("initContainers", []) + pod["containers"] if each["name"] == name)
+        security = {**pod.get("securityContext", {}), **container["securityContext"]}
+        variables = {each["name"]: each["value"] for each in container.get("env", [])} | environment
+        volumes = {volume["name"]: self.volume(volume, contents, place) for volume in pod["volumes"]}
+        options = [*options, "--cap-drop", "all", *(f"--cap-add={each}" for each in security["capabilities"].get("add", []))]
+        options += ["--user", f"{security['runAsUser']}:{security.get('runAsGroup', 0)}", "--network", network, "--log-driver", "k8s-file"]
+        options += ["--security-opt", "no-new-privileges"] if security["allowPrivilegeEscalation"] is False else []
+        options += ["--read-only", "--read-only-tmpfs=false"] if security.get("readOnlyRootFilesystem") else []
+        options += ["--pid", "host"] if pod.get("hostPID") else []
+        options += [word for item in variables.items() for word in ("--env", "=".join(item))]
+        for each in container["volumeMounts"]:
+            source = volumes[each["name"]] / each.get("subPath", "")
+            options += ["--volume", f"{source}:{each['mountPath']}{':ro' if each.get('readOnly') else ''}"]
+        started = Container(name, *options, program=[*container["command"], *container.get("args", [])], image=self.images[container["image"]],
+                            device=False, common=["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"])
+        self.addCleanup(started.__exit__)
+        return started
+
+    @staticmethod
+    def ask(container, path, port, *more):
+        pid = run(*container.podman, "inspect", "--format", "{{.State.Pid}}", container.name).stdout.strip() or "0"  # not yet
+        return run("nsenter", "--net", "--target", pid, "curl", "--silent", "--max-time", str(SECONDS), "--write-out", " %{http_code}",
+                   *more, f"http://127.0.0.1:{port}{path}").stdout
+
+    def becomes_true(self, condition, *containers):
+        end = time.monotonic() + SECONDS
+        while not condition():
+            self.assertLess(time.monotonic(), end, [container.said() for container in containers])
+            time.sleep(0.1)
+
+    def test_a_server_and_its_node(self):
+        self.make_images()
+        pod = self.read(self.FOLDER / "server/server.yaml")[0]["spec"]["template"]["spec"]
+        brings = self.start(pod, "gpu-sleep", CONTROLLERS="127.0.0.2")
+        self.assertEqual(brings.process.wait(SECONDS), 0, brings.said())
+        server = self.start(pod, "inference-server")
+        self.becomes_true((self.scratch / "volumes/run/http").exists, server)
+        proxy = self.start(pod, "proxy", network="container:inference-server")
+        probe = pod["containers"][0]["readinessProbe"]["httpGet"]
+
+        def ask(path, *more):
+            return self.ask(server, path, probe["port"], *more)
+
+        def state():
+            return json.loads(MACHINE_HERE.command("gpu-ps", "--json").stdout)["processes"][0]["state"]
+
+        self.becomes_true(lambda: ask(probe["path"]) == "well 200", server, proxy)
+        self.assertIn(" 403", ask("/sleep", "--request", "POST"))
+        self.assertRegex(ask("/sleep", "--request", "POST", "--interface", "127.0.0.2"), " 200$")
+        self.assertEqual(state(), "asleep")
+        self.assertEqual(ask("/generate"), "True 200")
+        self.assertEqual(state(), "awake")
+        node = self.read(self.FOLDER / "node/daemonset.yaml")[0]["spec"]["template"]["spec"]
+        configuration = (self.FOLDER / "node/gpu-sleep.toml").read_text()
+        self.assertIn('"15m"', configuration)
+        reclaim = self.start(node, "reclaim", {"gpu-sleep.toml": configuration.replace('"15m"', '"100ms"')}, PAUSE="0.2")
+        metrics = self.start(node, "metrics", PAUSE="0.2")
+        self.becomes_true(lambda: state() == "asleep", reclaim)
+        written = self.scratch / "volumes/metrics/gpu_sleep.prom"
+        self.becomes_true(lambda: written.exists() and 'state="asleep"} 1\n' in written.read_text(), metrics)
+        self.becomes_true((self.scratch / "volumes/history/history").exists, reclaim)
+        self.assertEqual(ask("/generate"), "True 200")
+        for container in (reclaim, metrics):
+            self.assertEqual(container.said(), "")
+
+    def test_two_servers_take_turns(self):
+        """In namespaces of their own for processes. The GPU has 24 MiB, and a server needs more than a half."""
+        self.make_images()
+        pod = self.patched("turns")["spec"]["template"]["spec"]
+        command = pod["containers"][0]["command"]
+        command[command.index("--need") + 1] = "12MiB"
+        servers = []
+        for name, idle in (("first", "300ms"), ("second", "1h")):  # the second sleeps for the first alone
+            command[command.index("--idle") + 1] = idle
+            pod["initContainers"][0]["name"] = f"{name}-agent"
+            self.assertEqual(self.start(pod, f"{name}-agent", place=name).process.wait(SECONDS), 0)
+            pod["containers"][0]["name"] = name
+            servers.append(self.start(pod, name, place=name, options=["--volume", f"{MACHINE_HERE.state}:/gpus"], GPU_SLEEP_SIM_STATE="/gpus",
+                                      GPU_SLEEP_SIM_MEMORY=str(24 << 20), GPU_SLEEP_MIN_AWAKE="0"))
+        for _ in range(2):
+            for server in servers:
+                self.becomes_true(lambda: self.ask(server, "/generate", 8001) == "True 200", *servers)
+
+    def patched(self, base):
+        """The deployment of `server`, with the patch of `base`."""
+        deployment = self.read(self.FOLDER / "server/server.yaml")[0]
+        patch, = self.read(self.FOLDER / base / "kustomization.yaml")[0]["patches"]
+        for operation in yaml.safe_load(patch["patch"]):
+            *folders, last = (int(word) if word.isdigit() else word for word in operation["path"].split("/")[1:])
+            place = functools.reduce(operator.getitem, folders, deployment)
+            place[last] = operation["value"]
+        return deployment
+
+    @unittest.skipIf(SKIPS and not importlib.util.find_spec("kubernetes"), "python3-kubernetes is missing")
+    def test_the_bases(self):
+        """They fit the schemas of Debian's package, and kubectl renders them, if it is here."""
+        for kustomization in self.FOLDER.glob("*/kustomization.yaml"):
+            with self.subTest(kustomization.parent.name):
+                self.check_schemas(self.documents_of(kustomization))
+
+    def documents_of(self, kustomization):
+        if shutil.which("kubectl"):
+            return list(yaml.safe_load_all(checked("kubectl", "kustomize", str(kustomization.parent))))
+        files = [kustomization.parent / name for name in self.read(kustomization)[0]["resources"]]
+        return [document for file in files if file.is_file() for document in self.read(file)]
+
+    def check_schemas(self, documents):
+        models = importlib.import_module("kubernetes.client.models")
+        for document in documents:
+            name = "V1" + document["kind"]
+            if hasattr(models, name):  # it is older than resource claims
+                self.check_schema(models, name, document)
+
+    def check_schema(self, models, kind, value):
+        kind, _, inner = kind.partition("(") if kind.startswith("dict") else (kind, "", "")
+        if kind.startswith("list["):
+            for each in value:
+                self.check_schema(models, kind[5:-1], each)
+        elif kind == "dict":
+            for each in value.values():
+                self.check_schema(models, inner[:-1].split(", ")[1], each)
+        elif hasattr(models, kind):
+            model = getattr(models, kind)
+            known = {field: model.openapi_types[name] for name, field in model.attribute_map.items()}
+            for field, each in value.items():
+                if (kind, field) not in self.NEWER_FIELDS:
+                    self.assertIn(field, known, kind)
+                    self.check_schema(models, known[field], each)
+        else:
+            self.assertIn(type(value), {"str": [str], "int": [int], "bool": [bool], "object": [str, int]}[kind], value)
 
 
 class Guide(unittest.TestCase):
@@ -407,6 +615,12 @@ class Description(unittest.TestCase):
 
     def test_what_is_in_the_way(self):
         self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", user=USER).returncode, 5)
+        preload = MACHINE_HERE.prefix / "lib/gpu-sleep.preload"
+        preload.chmod(0o600)
+        told = MACHINE_HERE.command("gpu-enable", "containers")
+        preload.chmod(0o644)
+        self.assertEqual(told.returncode, 2)
+        self.assertIn(f"may not read {preload}", told.stderr)
         self.FILE.parent.mkdir()
         self.addCleanup(shutil.rmtree, self.FILE.parent)
         for text in ("{}", "[]", '{"kind": "vendor.com/gpu"}', "no JSON"):
@@ -453,4 +667,8 @@ if __name__ == "__main__":
         sys.exit(77 if SKIPS else 1)
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
-        sys.exit(subprocess.run([*MACHINE, sys.executable, *sys.argv], env={**os.environ, INSIDE: directory}).returncode)
+        status = subprocess.run([*MACHINE, sys.executable, *sys.argv], env={**os.environ, INSIDE: directory}).returncode
+    for folder in sorted(pathlib.Path("/sys/fs/cgroup").rglob("libpod_parent*/**"), reverse=True):
+        with contextlib.suppress(OSError):  # it is somebody else's
+            folder.rmdir()
+    sys.exit(status)

@@ -98,9 +98,12 @@ TEST_CASE("Finding: a process that was killed leaves a socket which the next one
         host.kill();
     }
     CHECK(sleep_process(std::to_string(killed)).status == 3);
+    const auto orphan = fs::path(stale).parent_path() / (agent_socket_name(killed, 1) + k_state_suffix);
+    std::ofstream(orphan) << "{}";
     LoadedHost next;
     CHECK_FALSE(fs::exists(stale));
     CHECK_FALSE(fs::exists(stale + k_state_suffix));
+    CHECK_FALSE(fs::exists(orphan));
     CHECK(next.command("gpu-sleep").status == 0);
 }
 

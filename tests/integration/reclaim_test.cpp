@@ -284,6 +284,13 @@ TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[timed]")
     CHECK(pass.seconds < 0.2); // the least of many
 }
 
+TEST_CASE("Wake: many that find too little room take no longer to ask who has it than one", "[reclaim]") {
+    const auto all = among_stubs(50, 1, {"gpu-wake", "--all"});
+    if (!all) return;
+    CHECK(timed(*all).output.status == 7);
+    CHECK(timed(*all).seconds < 20); // once is 2 s, because stubs that serve the command answer nobody else
+}
+
 TEST_CASE("Reclaim: that the GPU is asked about idleness does not end preparing", "[reclaim]") {
     Host host(captured({"GPU_SLEEP_PREPARE=7"})); // longer than until the GPU is asked
     host.tell("alloc weights 67108864 0");

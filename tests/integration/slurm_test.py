@@ -240,6 +240,10 @@ class Slurm(unittest.TestCase):
     def test_a_suspended_job_frees_its_memory(self):
         job = self.job("plain", f"--job-name='\"$(touch {FOLDER}/owned)`touch {FOLDER}/owned`\n;")  # a hostile name
         self.assertFalse(self.has_no_memory())
+        own_machine.mount("-t", "tmpfs", "-o", "ro", "tmpfs", "/tmp/gpu-sleep-0")  # so that its agent cannot be reached
+        said = run(SCRIPTS / "suspend", "suspend", job.id)
+        run("umount", "/tmp/gpu-sleep-0")
+        self.assertEqual((said.returncode, job.says("JobState")), (3, "RUNNING"), said.stdout)
         self.scontrol("suspend", job.id)
         self.is_suspended(job)
         self.scontrol("resume", job.id)
@@ -266,7 +270,7 @@ class Slurm(unittest.TestCase):
 
     @only_long
     def test_a_job_that_sleeps_first_needs_no_grace_time(self):
-        job = self.job("patient", f"--export=ALL,{SLOWER}")
+        job = self.job("patient", f"--export=ALL,{SLOWER}", "--array=3-4%1")  # of which one has not begun
         for words, status in ((("suspend", job.id), 0), (("resume", job.id), 0), (("suspend", "4711"), 1), (("resume", "4711"), 1), ((), 2)):
             said = run(SCRIPTS / "suspend", *words)
             self.assertEqual(said.returncode, status, said.stdout)

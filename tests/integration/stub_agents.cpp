@@ -36,9 +36,11 @@ enum Behaviour : int { works = 0, hangs = 1, ends = 2, sleeps = 3, breaks = 4, k
 
 std::string g_socket; ///< of this process
 
-/// Sleeps, if it is to.
+/// Sleeps, if it is to. None wakes: the GPU has too little room.
 protocol::Reply answer(int number, const protocol::Request& request) {
     const auto* const sleep = model::sleep_in(request);
+    if (std::holds_alternative<model::WakeRequest>(request))
+        return model::Failure{make_error(ErrorCode::out_of_device_memory, "no room"), model::State::asleep};
     model::Report report;
     report.operation = sleep ? model::Operation::sleep : model::Operation::status;
     report.pid = ::getpid();

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -32,15 +33,19 @@ const auto k_pool = handle<CUmemoryPool>(0x5000);
 void fill(Registry& registry) {
     for (const auto& [context, at] : {std::pair(k_context, 0x10), std::pair(k_other, 0x20)}) {
         const auto address = static_cast<CUdeviceptr>(at) << 32;
-        registry.contexts.add(Contexts::make_record(), context, 0);
+        registry.contexts.add(make_entry<Contexts::Records>(), context, 0);
         registry.contexts.give_event(context, k_event);
         registry.allocations.add({.address = address, .bytes = 1, .context = context});
         registry.allocations.add({.address = address + 1, .bytes = 1, .context = context, .pool = k_pool});
         registry.allocations.add(
-            {.address = address + 2, .bytes = 1, .context = context, .is_virtual = true});
-        registry.deferred.add(Allocations::make_record({.address = address + 3, .context = context}));
+            {.address = address + 2, .bytes = 1, .is_virtual = true, .context = context});
+        Later::Items freed;
+        freed.allocations[address + 3] = {.address = address + 3, .context = context};
+        freed.allocations[address + 5] = {.address = address + 5, .done = k_event, .freed_in = context};
+        registry.later.add(freed);
         registry.residual.add(address, {1, "managed", "moves", 0, context});
-        registry.residual.add(address + 4, ResidualRecords::OfDriver{1, {"small", context, 0, nullptr}});
+        registry.residual.add(address + 4, {1, "plain", "small", 0, context});
+        registry.residual.add(address + 6, {1, "pool", "small", 0, context, k_pool});
         {
             const MutexLock lock(registry.objects.mutex);
             registry.objects.all[{Object::stream, address}] = {context};
@@ -48,12 +53,12 @@ void fill(Registry& registry) {
         }
         static_cast<void>(registry.captures.note({k_stream, context, address}, context, true));
         const MutexLock lock(registry.pools.mutex);
-        registry.pools.pending_frees.push_back({address, {{context, k_stream}, true, k_event}});
+        registry.pools.blocks[address].last_use = {{context, k_stream}, true, k_event};
     }
 }
 
 struct Counts {
-    std::size_t contexts, allocations, deferred, captures, objects, held;
+    std::size_t contexts, allocations, later, captures, objects, held;
     std::uint64_t residual;
     friend bool operator==(const Counts&, const Counts&) = default;
 };
@@ -63,9 +68,9 @@ Counts counts_of(Registry& registry) {
     counts.contexts = registry.contexts.made_on(std::nullopt).size();
     counts.allocations = registry.allocations.all([](const Allocation&) { return true; }).size();
     counts.captures = registry.captures.count();
-    auto deferred = registry.deferred.take_all();
-    counts.deferred = deferred.allocations.size();
-    registry.deferred.add(deferred);
+    auto later = registry.later.take([](const Allocation&) { return true; });
+    counts.later = later.allocations.size();
+    registry.later.add(later);
     registry.pools.for_each_use([&](const LastUse& use) { counts.held += use.is_held; });
     std::vector<Residual> sums;
     registry.residual.add_to(sums);
@@ -83,10 +88,10 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
     fill(one);
     fill(other);
     const auto all = counts_of(other);
-    CHECK(all == Counts{2, 6, 2, 2, 4, 0, 4});
+    CHECK(all == Counts{2, 6, 4, 2, 4, 0, 6});
     const bool is_primary = GENERATE(false, true);
     auto departed = one.take(k_context, is_primary);
-    CHECK(counts_of(one) == Counts{1, is_primary ? 4U : 5U, 1, 1, 3, 1, 2});
+    CHECK(counts_of(one) == Counts{1, is_primary ? 4U : 5U, 2, 1, 3, 1, is_primary ? 3U : 4U});
     CHECK(counts_of(other) == all);
     CHECK(departed.allocations.size() == (is_primary ? 2 : 1));
     CHECK(departed.record.mapped().events == std::vector{k_event});
@@ -118,25 +123,78 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
 }
 
 TEST_CASE("Registry: a green context hands its events and its memory on to its primary one", "[registry]") {
-    Contexts contexts;
+    Registry registry;
+    auto& contexts = registry.contexts;
     const auto green = handle<CUgreenCtx>(0x6000);
-    contexts.prepare_hold(0);
-    contexts.add(Contexts::make_green(), green, {k_context, k_other, 0});
+    contexts.add(make_entry<Contexts::Greens>(), green, {k_context, k_other, 0});
     CHECK(contexts.owner_of_memory_in(k_context) == k_other);
     CHECK(contexts.holds(0));
     CHECK(contexts.take_event(k_context) == nullptr); // from here on it has a record
     contexts.give_event(k_context, k_event);
-    auto record = contexts.take(green);
-    REQUIRE(record);
+    const auto found = contexts.find(green);
+    REQUIRE(found);
+    registry.allocations.add({.address = 1, .bytes = 1, .context = k_context, .pool = k_pool});
+    Later::Items freed;
+    freed.allocations[2] = {.address = 2, .done = k_event, .freed_in = k_context};
+    registry.later.add(freed);
+    CHECK(registry.captures.note({k_stream, nullptr, 0}, k_context, true) != 0);
     test::t_allocations_left = 0;
-    contexts.hand_events_on(record.mapped());
+    const auto captures = registry.hand_on(*found);
     CHECK(std::exchange(test::t_allocations_left, -1) == 0);
+    CHECK(captures.size() == 1);
     CHECK(contexts.take_event(k_other) == k_event);
+    CHECK(registry.allocations.find(1)->context == k_other);
+    CHECK(registry.later.take([](const Allocation&) { return true; }).allocations.at(2).freed_in == k_other);
     const auto letting_go = contexts.let_go(0);
     CHECK(letting_go.was_held);
     CHECK(letting_go.is_last);
     CHECK_FALSE(contexts.let_go(0).was_held);
-    CHECK_FALSE(contexts.let_go_of_one(0));
+    CHECK(contexts.let_go(0, false).is_last);
+}
+
+TEST_CASE("Registry: why memory behind a handle of the program's stays", "[registry]") {
+    constexpr auto k_partial = "mapped in part, or without access for its own device";
+    constexpr Bytes k_bytes = 4;
+    Handle handle{.bytes = k_bytes, .mappings = {1}};
+    handle.properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
+    const Mapping whole{.bytes = k_bytes, .access = 2};
+    struct Row {
+        const char* reason;
+        void (*change)(Handle&, Mapping&);
+    };
+    const auto row =
+        GENERATE_COPY(Row{nullptr, [](Handle&, Mapping&) {}},
+                      Row{nullptr, [](Handle&, Mapping& mapping) { mapping.access = 3; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.access = 1; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.has_other_access = true; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.offset = 2; }},
+                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.bytes = 2; }},
+                      Row{k_partial, [](Handle& of, Mapping&) { of.mappings.push_back(2); }},
+                      Row{k_exported, [](Handle& of, Mapping&) { of.stay_reason = k_exported; }});
+    auto mapping = whole;
+    row.change(handle, mapping);
+    CHECK(why_it_stays(handle, &mapping) == row.reason);
+    CHECK_FALSE(why_it_stays(handle, nullptr) == nullptr);
+}
+
+TEST_CASE("Registry: why memory stays that cannot be made again as it was", "[registry]") {
+    struct Row {
+        const char* reason;
+        CUmemAllocationProp properties;
+    };
+    CUmemAllocationProp tiles{}, compressed{}, other{}, descriptor{}, fabric{};
+    tiles.allocFlags.usage = CU_MEM_CREATE_USAGE_TILE_POOL;
+    compressed.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_GENERIC;
+    other.allocFlags.usage = 2;
+    descriptor.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    fabric.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+    for (const auto& [reason, properties] :
+         {Row{"", {}}, Row{"", descriptor}, Row{"memory for sparse arrays", tiles},
+          Row{"compressible memory", compressed}, Row{"created for a special use", other},
+          Row{"created to be shared through the fabric", fabric}}) {
+        const auto* const found = why_it_stays(properties);
+        CHECK(std::string_view(found ? found : "") == reason);
+    }
 }
 
 TEST_CASE("Registry: who ends a context goes before those who let it", "[registry]") {

@@ -14,13 +14,13 @@ constexpr std::size_t k_MiB = std::size_t{1} << 20;
 CUmemAllocationProp properties() {
     CUmemAllocationProp wanted{};
     wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, chosen_gpu()};
     return wanted;
 }
 
 Result<void> grant(CUdeviceptr address, std::size_t bytes) {
     CUmemAccessDesc access{};
-    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, chosen_gpu()};
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     GPU_SLEEP_TEST_CALL(cuMemSetAccess, address, bytes, &access, 1);
     return {};
@@ -90,7 +90,7 @@ Result<CUmemoryPool> make_pool() {
     CUmemoryPool pool = nullptr;
     CUmemPoolProps wanted{};
     wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, chosen_gpu()};
     GPU_SLEEP_TEST_CALL(cuMemPoolCreate, &pool, &wanted);
     return pool;
 }

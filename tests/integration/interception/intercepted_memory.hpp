@@ -8,6 +8,7 @@
 #include "driver_calls.hpp"
 
 #include <cstddef>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,12 @@ namespace gpu_sleep::test {
 [[nodiscard]] Result<void> checked(CUresult result, const char* call);
 #define GPU_SLEEP_TEST_CALL(name, ...)                                                                       \
     GPU_SLEEP_TRY(::gpu_sleep::test::checked(::gpu_sleep::test::cuda().name(__VA_ARGS__), #name))
+
+/// The GPU that the program uses: 0, or TEST_GPU.
+inline int chosen_gpu() {
+    const char* const gpu = std::getenv("TEST_GPU");
+    return gpu ? std::atoi(gpu) : 0;
+}
 
 /// A reservation with memory mapped side by side, as the program's own VMM calls made it.
 struct Segments {

@@ -53,9 +53,9 @@ Result<void> start() {
     if (all.context) return {};
     GPU_SLEEP_TEST_CALL(cuInit, 0);
     if (std::getenv("TEST_OWN_CONTEXT")) {
-        GPU_SLEEP_TEST_CALL(cuCtxCreate, &all.context, nullptr, 0, 0);
+        GPU_SLEEP_TEST_CALL(cuCtxCreate, &all.context, nullptr, 0, chosen_gpu());
     } else {
-        GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxRetain, &all.context, 0);
+        GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxRetain, &all.context, chosen_gpu());
     }
     GPU_SLEEP_TEST_CALL(cuCtxSetCurrent, all.context);
     GPU_SLEEP_TEST_CALL(cuStreamCreate, &all.stream, CU_STREAM_NON_BLOCKING);

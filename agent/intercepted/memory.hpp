@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// The program's memory by its calls: plain, by cuMemAlloc and its like; of pools; of other processes; and
+// from the C API. Where calls are intercepted plain memory, and that from the C API, is in the index of
+// allocations: other calls name it. Copies from every device reach it, and kernels once the program has asked
+// for that. Source: CUDA Driver API, Memory Management.
+
+#pragma once
+
+#include "gate/gate.hpp"
+#include "intercepted/calls.hpp"
+#include "model/request.hpp"
+#include "server/shared_memory.hpp"
+
+namespace gpu_sleep::agent {
+class LockedMemory;
+}
+
+namespace gpu_sleep::agent::intercepted {
+
+[[nodiscard]] Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residual) noexcept;
+[[nodiscard]] Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t width,
+                                      std::size_t height, unsigned element_bytes,
+                                      ResidualRecord& residual) noexcept;
+/// Waits for the work of the memory's context, as the driver's own does.
+[[nodiscard]] Answer free(CUdeviceptr address) noexcept;
+
+/// cuMemGetAccess of `known`, whether it sleeps or not, where the driver answered `status` and `flags`.
+/// Source: CUDA Driver API, cuMemGetAccess; what it says of plain memory was seen.
+[[nodiscard]] CUresult access_of(const Allocation& known, const CUmemLocation& location, CUresult status,
+                                 unsigned long long& flags) noexcept;
+/// The current context may reach memory of `peer`'s device from now on.
+void peer_access_enabled(CUcontext peer) noexcept;
+/// The driver refused a copy, as it does when an intercepted range lies on a device that the copy's context
+/// was not granted access from. Grants it to all devices in use; false when nothing was missing.
+[[nodiscard]] bool let_copies_reach(const gate::Inspector& copy) noexcept;
+
+// Stream-ordered memory and its pools. `per_thread`: the null stream is the thread's own.
+
+[[nodiscard]] Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUmemoryPool> pool,
+                                    CUstream stream, bool per_thread, ResidualRecord& residual) noexcept;
+[[nodiscard]] Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept;
+void pool_created(CUmemoryPool pool, const CUmemPoolProps& properties) noexcept;
+/// Runs the driver's cuMemPoolDestroy; what was allocated from the pool lives on.
+CUresult end_pool(CUmemoryPool pool, const std::function<CUresult()>& destroy) noexcept;
+void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
+/// After the driver set an attribute: the threshold, a switch, or a peak that begins anew.
+void pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, const void* value) noexcept;
+void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
+
+// Legacy CUDA IPC of plain memory. Source: CUDA Driver API, cuIpcGetMemHandle.
+
+/// A handle of ours for a plain allocation, which stays on the GPU from now on.
+[[nodiscard]] Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept;
+/// Opens such a handle of another process; waits for that one.
+[[nodiscard]] Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept;
+[[nodiscard]] Answer close_ipc(CUdeviceptr address) noexcept;
+/// Memory of which the program made a handle. Thread-safe; does not wait for a sleep. Errors: not_owned
+/// (there is no such memory, or no longer), driver_failed.
+[[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request);
+
+// The program's own virtual memory: its handles, its mappings, and which of them have to stay.
+
+[[nodiscard]] Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                            const CUmemAllocationProp* properties, unsigned long long flags) noexcept;
+[[nodiscard]] Answer release(CUmemGenericAllocationHandle handle) noexcept;
+[[nodiscard]] Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept;
+[[nodiscard]] Answer properties_of(CUmemAllocationProp* properties,
+                                   CUmemGenericAllocationHandle handle) noexcept;
+/// Adds where the handle's memory is mapped; nothing for one that is none of ours. May throw for want of
+/// memory.
+void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named);
+
+[[nodiscard]] Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset,
+                         CUmemGenericAllocationHandle handle, unsigned long long flags) noexcept;
+[[nodiscard]] Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept;
+[[nodiscard]] Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
+                                std::size_t count) noexcept;
+/// Whether the program has something mapped there, awake or asleep.
+[[nodiscard]] bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept;
+/// Whether memory that the program mapped itself sleeps, which it cannot unmap.
+[[nodiscard]] bool own_mappings_sleep() noexcept;
+/// Runs `use` with the driver's handle behind the program's, or with the handle itself when it is none of
+/// ours. If it succeeds the memory has to stay where it is from now on; `reason` says why. The caller passes
+/// the gate meanwhile, so that nothing moves.
+CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
+                    const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept;
+/// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
+CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
+                    const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
+/// Memory in the span has to stay where it is from now on. The caller passes the gate since before it was
+/// given away.
+void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
+/// Adds the program's handles whose memory cannot sleep.
+void add_handles_that_stay(std::vector<Residual>& sums);
+
+// Memory that stays on the GPU while the program sleeps: noted where it is made, and summed up with the
+// reasons.
+
+/// A row for each kind, device and reason; of a program that is not intercepted, only for what the agent has
+/// allocated. Thins where memory is short.
+[[nodiscard]] std::vector<Residual> residual(const LockedMemory& locked) noexcept;
+
+void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
+/// The driver mapped memory behind a handle that is none of ours.
+void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
+/// Memory of the current context that the driver keeps to itself, until free_by_driver() or the context's
+/// end.
+void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept;
+/// The driver made an array, or a mipmapped one of so many levels. `array` is the handle: no address in
+/// memory of the program's.
+void array_created(const void* array, const CUDA_ARRAY3D_DESCRIPTOR& wanted, unsigned levels) noexcept;
+
+/// After the driver allocated what the least size, or a rule, leaves to it.
+void allocated_by_driver(CUdeviceptr address, std::size_t bytes, ResidualRecord residual) noexcept;
+/// Runs the driver's `free` of memory, which need not be any that stays.
+CUresult free_by_driver(CUdeviceptr address, const std::function<CUresult()>& free) noexcept;
+
+// Of the C API.
+
+/// Errors: those of ProgramMemory::allocate().
+[[nodiscard]] Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device,
+                                                         std::string_view tag, Bytes bytes);
+/// Waits for the work that may use the allocation, and frees it. Errors: not_owned (none of allocate_own()
+/// begins there, or another thread was faster); capture_in_progress; those of ProgramMemory::free(), and of
+/// driver::drain() but context_lost.
+[[nodiscard]] Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address);
+/// Errors: those of ProgramMemory::allow_access().
+[[nodiscard]] Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int device);
+
+} // namespace gpu_sleep::agent::intercepted

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the gpu-sleep authors.
+"""A fleet on one machine: programs share eight simulated GPUs, of which they need more than there is. Jobs end and others
+arrive; some have timers; passes of gpu-reclaim run as a timer starts them; meanwhile Slurm's calls (a prolog that makes room,
+SIGTSTP, SIGCONT) and those of controllers (gpu-switch, gpu-wake --make-room) meet random commands, of which a quarter are
+killed. Four programs share the mounts of a container: its agents' sockets are its own.
+
+Usage: fleet.py TREE BUILD [--programs 200] [--commands 1500] [--seed 1] [--threads 8]
+
+Before that, says what commands cost while there are 10, 50 and 200 programs. Ends as random_commands.py does, and with 1 if a
+program gets no room for a minute, or a pass over all of them takes 2 s.
+"""
+
+import argparse
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1] / "support")]
+import own_machine  # noqa: E402
+import random_commands  # noqa: E402
+from random_commands import MIB, PATIENCE, Failure  # noqa: E402
+
+GPUS = 8
+CROWD = 4  # programs of a container
+SIZES = (10, 50, 200)
+MOST = 2  # seconds of a pass
+SOCKETS = "/tmp/gpu-sleep-0"
+
+
+class Job(random_commands.Program):
+    SIZES = [1, 2]
+
+    def __init__(self, run, number, dice):
+        self.run, self.gpu = run, number % GPUS
+        super().__init__(run.build, {**run.environment, "TEST_GPU": str(self.gpu)}, number, dice)
+
+    def options(self):
+        return ["--on-stop", "sleep", "--stop-grace", "2s", *(["--idle", "200ms"] if self.number % CROWD == 0 else [])]
+
+    def place(self):
+        return ["nsenter", f"--mount=/proc/{self.run.containers[self.number // CROWD].pid}/ns/mnt", "--"]
+
+    def start(self):
+        """After a prolog, as Slurm starts a job. Others may take the room before the job does, which ends it."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            self.run.ask("gpu-reclaim", "--gpu", self.gpu, "--need", "24MiB", "--wait", "5s", "--config", self.run.awake)
+            try:
+                return super().start()
+            except Failure as failure:
+                if "OUT_OF_MEMORY" not in str(failure) or time.monotonic() > end:
+                    raise
+            self.run.counts["arrived without room"] += 1
+            self.process.kill()
+            self.process.wait(PATIENCE)
+
+    def read(self):
+        try:
+            return super().read()
+        except Failure as failure:
+            if "has not answered" not in str(failure):
+                raise
+            raise Failure(f"{failure}:\n{self.run.ask('gpu-ps', '--long').stdout}") from None
+
+    def check(self):
+        begin = time.monotonic()
+        super().check()
+        self.run.longest = max(self.run.longest, time.monotonic() - begin)
+
+
+class Fleet(random_commands.Run):
+    def __init__(self, options, scratch):
+        self.containers = [self.new_container() for _ in range(-(-options.programs // CROWD))]
+        self.longest = 0
+        self.awake = scratch / "awake.toml"
+        self.wanted, options.programs = options.programs, 0
+        super().__init__(options, scratch)
+        self.environment |= {"GPU_SLEEP_SIM_DEVICES": str(GPUS), "GPU_SLEEP_SIM_MEMORY": str(max(48, 8 * self.wanted // GPUS) * MIB)}
+        for size in (*(size for size in SIZES if size < self.wanted), self.wanted):
+            while len(self.programs) < size:
+                number = len(self.programs)
+                self.programs.append(Job(self, number, random.Random(f"{options.seed} program {number}")))
+            self.measure()
+        threading.Thread(target=self.reclaim, daemon=True).start()
+
+    @staticmethod
+    def new_container():
+        holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", f"mkdir -p {SOCKETS}; mount -t tmpfs -o mode=700 none {SOCKETS}; echo; exec cat"],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        holder.stdout.readline()
+        return holder
+
+    def ask(self, *words):
+        done = subprocess.run([self.build / "bin" / words[0], *map(str, words[1:])], env=self.environment, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False)
+        if done.returncode not in random_commands.STATUSES:
+            self.failures.append(f"'{words}' has ended with {done.returncode}: {done.stdout}")
+        return done
+
+    def measure(self):
+        count = len(self.programs)
+        for words in (["gpu-ps"], ["gpu-ps", "--json"], ["gpu-ps", "--prometheus"], ["gpu-reclaim", "--idle", "10h"], ["gpu-reclaim", "--idle", "1ms"]):
+            times = []
+            for _ in range(3):
+                begin = time.monotonic()
+                self.ask(*words)
+                times.append(time.monotonic() - begin)
+            print(f"{count:4} programs, {' '.join(words):24} {1000 * min(times):6.0f} ms, {1000 * min(times) / count:5.2f} ms each", flush=True)
+            if min(times) > MOST:
+                self.failures.append(f"{' '.join(words)} took {min(times):.1f} s for {count} programs")
+
+    def choice(self, dice, target):
+        words = dice.choice([super().choice(dice, target), ["gpu-switch", target, "--wait", "1s"], ["gpu-ps", "--prometheus"],
+                             ["gpu-wake", target, "--make-room", "--min-awake", "0s"], ["gpu-reclaim", "--need", "16MiB", "--config", self.awake]])
+        if "--deep" in words:  # agents that see each other's sockets alone keep room free for what the driver restores
+            return self.choice(dice, target)
+        return [*words, "--gpu", str(dice.randrange(GPUS))] if "--need" in words else words
+
+    def one(self, dice):
+        program = dice.choice(self.programs)
+        if dice.random() < 0.1 and program.lock.acquire(blocking=False):
+            try:
+                program.process.send_signal(signal.SIGTSTP)
+                time.sleep(dice.random())
+                program.process.send_signal(signal.SIGCONT)
+                self.counts["programs suspended"] += 1
+            finally:
+                program.lock.release()
+        super().one(dice)
+
+    def reclaim(self):
+        """A timer."""
+        while True:
+            self.ask("gpu-reclaim", "--idle", "100ms")
+            time.sleep(0.5)
+
+    def finish(self):
+        for program in self.programs:
+            if not self.failures:
+                program.check()
+                program.end()
+        print(f"the longest wait for memory and a check: {self.longest:.1f} s")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tree", type=pathlib.Path)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--commands", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=8)
+    options = parser.parse_args()
+    options.tree, options.build = options.tree.resolve(), options.build.resolve()
+    own_machine.enter("nsenter", kept=(options.tree, options.build))
+    random_commands.go(Fleet, options)
+
+
+if __name__ == "__main__":
+    main()
