@@ -4,11 +4,8 @@
 
 #include "operations/deep_sleep.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/process.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "intercepted/ipc.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/pending_work.hpp"

@@ -8,8 +8,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/thread_safety.hpp"
 #include "checkpoint/room.hpp"
 #include "checkpoint/steps.hpp"
 #include "client/room_plan.hpp"
@@ -21,16 +19,6 @@
 #include "outside/outside.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/request_queue.hpp"
-
-#include <atomic>
-#include <functional>
-#include <map>
-#include <optional>
-#include <set>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::operations {
 

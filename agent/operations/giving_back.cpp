@@ -5,12 +5,9 @@
 
 #include "operations/giving_back.hpp"
 
-#include "base/guard.hpp"
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
 #include "registry/registry.hpp"
-
-#include <thread>
 
 namespace gpu_sleep::agent::operations {
 

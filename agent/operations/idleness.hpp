@@ -4,17 +4,7 @@
 
 #pragma once
 
-#include "base/units.hpp"
-#include "gate/gate.hpp"
-#include "model/model.hpp"
-#include "operations/idle_watch.hpp"
 #include "operations/process_status.hpp"
-#include "operations/turnstile.hpp"
-
-#include <algorithm>
-#include <chrono>
-#include <optional>
-#include <string>
 
 namespace gpu_sleep::agent::operations {
 

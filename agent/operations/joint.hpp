@@ -5,12 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "model/model.hpp"
 #include "server/request_queue.hpp"
-
-#include <cstdint>
-#include <functional>
 
 namespace gpu_sleep::agent::operations {
 

@@ -4,15 +4,8 @@
 
 #include "operations/live_operation.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/threads.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "driver/device_session.hpp"
-#include "driver/kernels/fingerprint.hpp"
-#include "driver/memory.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
 #include "registry/registry.hpp"

@@ -6,10 +6,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "model/model.hpp"
 #include "operations/operation.hpp"
-#include "server/request_queue.hpp"
 
 namespace gpu_sleep::agent::operations {
 

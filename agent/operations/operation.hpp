@@ -5,21 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/guard.hpp"
 #include "callbacks/callbacks.hpp"
-#include "model/model.hpp"
-#include "operations/deep_sleep.hpp"
 #include "operations/giving_back.hpp"
-#include "operations/process_status.hpp"
-#include "operations/turnstile.hpp"
-#include "program_memory/program_memory.hpp"
-#include "server/request_queue.hpp"
-
-#include <memory>
-#include <shared_mutex>
-#include <type_traits>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 

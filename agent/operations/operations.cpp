@@ -6,7 +6,6 @@
 
 #include "base/log.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::operations {

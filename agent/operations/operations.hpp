@@ -6,14 +6,8 @@
 #pragma once
 
 #include "operations/live_operation.hpp"
-#include "operations/operation.hpp"
-#include "operations/room_making.hpp"
 #include "operations/sleep_operation.hpp"
 #include "operations/wake_operation.hpp"
-
-#include <new>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 

@@ -4,7 +4,6 @@
 
 #include "operations/preparing.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "registry/registry.hpp"
 

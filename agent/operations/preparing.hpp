@@ -4,11 +4,7 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "program_memory/program_memory.hpp"
-
-#include <atomic>
-#include <optional>
 
 namespace gpu_sleep::agent::operations {
 

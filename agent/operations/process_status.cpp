@@ -5,7 +5,6 @@
 #include "operations/process_status.hpp"
 
 #include "common/interception.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/residual.hpp"
 #include "intercepted/unseen.hpp"
 

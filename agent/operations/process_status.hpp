@@ -4,18 +4,9 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
-#include "model/model.hpp"
 #include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/turnstile.hpp"
-#include "program_memory/program_memory.hpp"
-
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 

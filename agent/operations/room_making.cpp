@@ -4,14 +4,10 @@
 
 #include "operations/room_making.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "operations/joint.hpp"
 
 #include <fmt/ranges.h>
-
-#include <cerrno>
-#include <thread>
 
 namespace gpu_sleep::agent::operations {
 

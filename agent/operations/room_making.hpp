@@ -5,26 +5,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/process.hpp"
-#include "base/thread_safety.hpp"
-#include "base/units.hpp"
 #include "client/client.hpp"
 #include "client/gpu_queue.hpp"
 #include "client/room.hpp"
-#include "common/lock_order.hpp"
-#include "model/model.hpp"
 #include "operations/process_status.hpp"
-
-#include <atomic>
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::operations {
 

@@ -5,19 +5,12 @@
 
 #include "operations/sleep_operation.hpp"
 
-#include "base/guard.hpp"
-#include "client/room_plan.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/unseen.hpp"
 #include "operations/idleness.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
-#include "sleep/transactions.hpp"
-
-#include <array>
 
 namespace gpu_sleep::agent::operations {
 

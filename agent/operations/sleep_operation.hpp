@@ -4,11 +4,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "model/model.hpp"
 #include "operations/joint.hpp"
 #include "operations/operation.hpp"
-#include "server/request_queue.hpp"
 #include "torch/torch_trim.hpp"
 
 namespace gpu_sleep::agent::operations {

@@ -4,15 +4,10 @@
 
 #include "operations/wake_operation.hpp"
 
-#include "base/guard.hpp"
-#include "base/log.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "gate/gate.hpp"
 #include "operations/live_operation.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
-#include "sleep/transactions.hpp"
 
 #include <fmt/ranges.h>
 

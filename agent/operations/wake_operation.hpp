@@ -4,12 +4,9 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "model/model.hpp"
 #include "operations/joint.hpp"
 #include "operations/operation.hpp"
 #include "operations/room_making.hpp"
-#include "server/request_queue.hpp"
 
 namespace gpu_sleep::agent::operations {
 
