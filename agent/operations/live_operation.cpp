@@ -59,7 +59,7 @@ public:
     LiveOperation(const Ground& ground, Callbacks& callbacks, Direction direction, const LiveControl& control,
                   bool is_forced, model::Report& report)
         : ground_(ground), memory_(ground.memory), callbacks_(callbacks), direction_(direction),
-          control_(control), is_forced_(is_forced), report_(report), alone_(false, control.progress, nobody_),
+          control_(control), is_forced_(is_forced), report_(report), alone_(false, control.progress, k_alone),
           limit_(sleep::first_piece_limit(direction)) {}
 
     /// Moves what sleep::plan_live() chooses; what is written all the time stays where it is, with a note.
@@ -403,7 +403,6 @@ private:
     const LiveControl control_;
     const bool is_forced_;
     model::Report& report_;
-    const server::DirectiveSource nobody_;
     Joint alone_;
     std::map<int, driver::MemoryKind> kinds_;
     std::map<int, model::StepClock> clocks_;       ///< of what no session counts
@@ -425,12 +424,10 @@ Result<model::Report> move_out(const Ground& ground, Callbacks& callbacks, Inhib
                                server::Asker asker) {
     if (inhibitors.now() && asker == server::Asker::command && !request.ignore_inhibitors)
         return make_error(ErrorCode::inhibited, "sleeps are inhibited");
-    Operation its{ground, progress, Clock::now() + request.timeout};
+    Operation its(ground, progress, request, model::Operation::sleep);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(true));
     if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
     const driver::RelaxedCaptureMode relaxed(ground.memory.api());
-    its.report.operation = model::Operation::sleep;
-    its.report.dry_run = request.dry_run;
     const auto deadline = request.bounds_all ? its.deadline : Clock::time_point::max();
     LiveOperation move(ground, callbacks, Direction::to_host, {progress, deadline, its.deadline},
                        request.force, its.report);

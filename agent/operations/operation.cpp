@@ -10,10 +10,6 @@
 
 namespace gpu_sleep::agent::operations {
 
-Error process_is_ending() {
-    return make_error(ErrorCode::no_process, "the process is ending");
-}
-
 std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate) {
     return leaves_gate ? std::shared_lock(registry::books().contexts.alive)
                        : std::shared_lock<std::shared_mutex>();
@@ -48,9 +44,8 @@ model::Report Operation::reported() noexcept {
 
 Result<model::Report> call(const Ground& ground, Callbacks& callbacks, const model::CallRequest& request,
                            const server::ProgressSink& progress) {
-    Operation its{ground, progress, Clock::now() + request.timeout};
+    Operation its(ground, progress, request);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(false));
-    its.report.dry_run = request.dry_run;
     its.report.changed = callbacks.has_named(request.name);
     if (its.report.changed && !request.dry_run) {
         if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply: no callback can run");
@@ -61,10 +56,8 @@ Result<model::Report> call(const Ground& ground, Callbacks& callbacks, const mod
 
 Result<model::Report> release(const Ground& ground, const model::ReleaseRequest& request,
                               const server::ProgressSink& progress) {
-    Operation its{ground, progress, Clock::now() + request.timeout};
+    Operation its(ground, progress, request, model::Operation::sleep);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(false));
-    its.report.operation = model::Operation::sleep;
-    its.report.dry_run = request.dry_run;
     Bytes retained = 0;
     if (!is_deep) {
         const driver::RelaxedCaptureMode relaxed(its.memory.api());

@@ -7,11 +7,9 @@
 
 #include "callbacks/callbacks.hpp"
 #include "operations/giving_back.hpp"
+#include "operations/joint.hpp"
 
 namespace gpu_sleep::agent::operations {
-
-/// Why nothing is done any more.
-[[nodiscard]] Error process_is_ending();
 
 /// Keeps contexts from ending, for an operation that has not shut the gate: one that only looks, or only
 /// moves what sleeps. For any other the gate holds back calls that end contexts.
@@ -44,6 +42,13 @@ struct Ground {
 
 /// The part that all operations have in common. Each is run once, on the operations thread.
 struct Operation {
+    Operation(const Ground& its, const server::ProgressSink& asker, const model::Terms& terms,
+              model::Operation kind = model::Operation::status)
+        : ground(its), progress(asker), deadline(start + terms.timeout) {
+        report.operation = kind;
+        report.dry_run = terms.dry_run;
+    }
+
     /// Waits for the turn, which lasts until this is destroyed. Errors: those of Turnstile::enter();
     /// no_process (it is ending).
     [[nodiscard]] Result<void> take_turn(bool is_sleep);
@@ -52,16 +57,16 @@ struct Operation {
     /// Adds to the report how all stands now, and returns it. A shortage of memory only thins it.
     [[nodiscard]] model::Report reported() noexcept;
 
+    const Clock::time_point start = Clock::now();
     const Ground& ground;
     const server::ProgressSink& progress;
-    const Clock::time_point deadline;
-    const Clock::time_point start = Clock::now();
+    Clock::time_point deadline;
     ProgramMemory& memory = ground.memory;
-    model::Report report{};
+    model::Report report;
     struct Leave {
         void operator()(Turnstile* turnstile) const noexcept { turnstile->leave(); }
     };
-    std::unique_ptr<Turnstile, Leave> turn{};
+    std::unique_ptr<Turnstile, Leave> turn;
 };
 
 /// Runs the callback, while nothing sleeps or wakes, and reports its reply; in a dry run reports only whether

@@ -51,7 +51,7 @@ public:
     Turnstile turnstile;
     Callbacks callbacks;
     Preparation preparation;
-    RoomMaking room{lines_, status};
+    RoomMaking room{memory_, lines_, status};
 
 private:
     GivingBack giving_back_{memory_, retired_, status, idle, preparation};

@@ -37,16 +37,17 @@ bool is_of_driver(ErrorCode code) noexcept {
 /// One sleep. Its steps are in k_steps.
 class Sleep : public Operation {
 public:
-    Sleep(const SleepGround& its, const model::SleepRequest& request, const server::ProgressSink& asker,
-          Joint& joint, server::Asker who_asks, Idleness* idleness)
-        : Operation{its.every, progress_, Clock::now() + request.timeout}, ground_(its), request_(request),
+    Sleep(const SleepGround& its, const model::SleepRequest& request, const model::IdleSleepRequest* idle,
+          const server::ProgressSink& asker, const server::DirectiveSource& directives, server::Asker who)
+        : Operation(its.every, progress_, request, model::Operation::sleep), ground_(its), request_(request),
           asker_(asker), progress_([this](const Progress& at) {
               return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
           }),
-          joint_(joint), is_own_(who_asks == server::Asker::program), idleness_(idleness), wanted_(request),
-          is_of_command_(who_asks == server::Asker::command),
-          scope_(idleness && idleness->is_for_moves() ? Scope::sleepers : Scope::all),
-          quiesce_(its.every, &its.torch_trim, progress_, joint, deadline) {}
+          joint_(request.joint, asker, directives), who_(who), wanted_(request),
+          quiesce_(its.every, &its.torch_trim, progress_, joint_, deadline) {
+        if (idle) idleness_.emplace(its.every.status, its.idle, its.inhibitors, its.every.turnstile, *idle);
+        report.level = request.level;
+    }
     Sleep& operator=(Sleep&&) = delete;
     ~Sleep() { ground_.every.deep.end_looks(); }
 
@@ -62,10 +63,10 @@ public:
                                    : request_.touch_limit ? "--touch-limit"
                                                           : nullptr;
         // What looks for idle memory asks every process alike.
-        if (option && !intercepts() && !is_own_ && !idleness_)
+        if (option && !intercepts() && !is_own() && !idleness_)
             return make_error(ErrorCode::refused, "{}: {}", option, k_not_intercepted);
         const auto inhibited = ground_.inhibitors.now();
-        if (!inhibited || is_own_ || request_.ignore_inhibitors) return {};
+        if (!inhibited || is_own() || request_.ignore_inhibitors) return {};
         const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
                                                             format_seconds(*inhibited->seconds))
                                               : std::string("sleeps are inhibited");
@@ -231,7 +232,7 @@ public:
         memory.with_lock([&](LockedMemory& locked) {
             if (!request_.dry_run)
                 report.changed |= locked.adopt_touch_rule(
-                    wanted_, {.is_held = was_held_, .is_for_idle = idleness_ != nullptr}, is_own_);
+                    wanted_, {.is_held = was_held_, .is_for_idle = idleness_.has_value()}, is_own());
             // The process is already asleep, so a shortage here is not an error. It may wait for a disk, as
             // transactions do.
             ignoring_errors([&] {
@@ -265,14 +266,16 @@ public:
                 "it is asleep, but not deeply: the driver did not unpin all of its host memory");
         }
         const auto until = std::max(deadline, begun + k_least_time_to_hold);
-        auto deep =
-            is_of_command_ ? ground.deep.begin(asker_, until) : ground.deep.begin_own(progress_, until);
+        auto deep = who_ == server::Asker::command ? ground.deep.begin(asker_, until)
+                                                   : ground.deep.begin_own(progress_, until);
         ground.settle_gate();
         report.changed |= ground.deep.is_deep();
         return deep;
     }
 
 private:
+    [[nodiscard]] Report unchanged();
+
     /// A remedy for a shortage. Each is tried once, in the order of the table, and then the transaction
     /// again.
     struct Remedy {
@@ -365,6 +368,8 @@ private:
         control.wait_for_others = [this] { return joint_.wait_ready(); };
         return control;
     }
+    /// Whether the program itself asks: then no inhibitor stands in its way.
+    [[nodiscard]] bool is_own() const noexcept { return who_ == server::Asker::program; }
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     [[nodiscard]] bool holds_work() const noexcept {
         return !is_away_ && (scope_ == Scope::all || scope_ == Scope::sleepers);
@@ -387,12 +392,11 @@ private:
     const model::SleepRequest& request_;
     const server::ProgressSink& asker_;
     const server::ProgressSink progress_; ///< the asker's, while the process is idle where that is asked for
-    Joint& joint_;
-    const bool is_own_;          ///< the program itself asks: then no inhibitor stands in its way
-    Idleness* const idleness_;   ///< what the sleep is for, if it is for that alone
-    model::SleepRequest wanted_; ///< the request as it is carried out
-    const bool is_of_command_;
-    Scope scope_;
+    Joint joint_;
+    const server::Asker who_;
+    std::optional<Idleness> idleness_; ///< what the sleep is for, if it is for that alone
+    model::SleepRequest wanted_;       ///< the request as it is carried out
+    Scope scope_ = Scope::all;
     Spill spill_ = Spill::nothing;
     Quiesce quiesce_;
     std::optional<driver::RelaxedCaptureMode> relaxed_;
@@ -435,29 +439,31 @@ constexpr Step<Sleep> k_steps[] = {
 };
 
 /// Reports that nothing was put to sleep, and why.
-Report unchanged(const SleepGround& ground, const model::SleepRequest& request,
-                 const server::ProgressSink& progress, Clock::time_point start, std::string why) {
-    Operation its{ground.every, progress, start, start};
-    auto report = its.reported();
-    report.operation = model::Operation::sleep;
-    report.level = request.level;
-    report.dry_run = request.dry_run;
-    refuse(report, std::move(why));
-    return report;
+Report Sleep::unchanged() {
+    report = {};
+    auto as_before = reported();
+    as_before.operation = model::Operation::sleep;
+    as_before.level = request_.level;
+    as_before.dry_run = request_.dry_run;
+    refuse(as_before, why_unchanged_);
+    return as_before;
 }
 
 Result<Report> Sleep::run() {
-    report.operation = model::Operation::sleep;
-    report.level = request_.level;
-    report.dry_run = request_.dry_run;
+    if (idleness_) {
+        GPU_SLEEP_TRY(model::check_pause(request_));
+        why_unchanged_ = idleness_->find();
+        if (!why_unchanged_.empty()) return unchanged();
+        if (idleness_->is_for_moves()) scope_ = Scope::sleepers;
+    }
     auto done = run_steps<Sleep>(*this, k_steps, request_.dry_run, true);
     if (done && request_.dry_run) done = attempt();
     if (done && request_.dry_run) done = apply_to_sleepers();
     if (!done && done.error().code == ErrorCode::cancelled && idleness_ && idleness_->is_over())
         why_unchanged_ = "it is no longer idle";
-    if (!why_unchanged_.empty()) return unchanged(ground_, request_, progress_, start, why_unchanged_);
+    if (!why_unchanged_.empty()) return unchanged();
     if (!done) return std::move(done).error();
-    if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own_ && !intercepts() &&
+    if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own() && !intercepts() &&
         !ground_.callbacks.has_before_sleep())
         ignoring_errors([&] { report.notes.emplace_back(k_not_intercepted); });
     return reported();
@@ -466,18 +472,9 @@ Result<Report> Sleep::run() {
 } // namespace
 
 Result<Report> sleep(const SleepGround& ground, const model::SleepRequest& request,
-                     const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
-    return Sleep(ground, request, progress, joint, asker, nullptr).run();
-}
-
-Result<Report> sleep_if_idle(const SleepGround& ground, const model::IdleSleepRequest& request,
-                             const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
-    const auto start = Clock::now();
-    GPU_SLEEP_TRY(model::check_pause(request.sleep));
-    Idleness idleness(ground.every.status, ground.idle, ground.inhibitors, ground.every.turnstile, request);
-    if (auto why = idleness.find(); !why.empty())
-        return unchanged(ground, request.sleep, progress, start, std::move(why));
-    return Sleep(ground, request.sleep, progress, joint, asker, &idleness).run();
+                     const model::IdleSleepRequest* only_if_idle, const server::ProgressSink& progress,
+                     const server::DirectiveSource& directives, server::Asker asker) {
+    return Sleep(ground, request, only_if_idle, progress, directives, asker).run();
 }
 
 } // namespace gpu_sleep::agent::operations

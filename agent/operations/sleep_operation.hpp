@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "operations/joint.hpp"
 #include "operations/operation.hpp"
 #include "torch/torch_trim.hpp"
 
@@ -23,15 +22,12 @@ struct SleepGround {
 /// One sleep, on the operations thread. Errors: those of Turnstile::enter(), Callbacks::run_before_sleep(),
 /// Quiesce, Transactions::sleep() and Joint::wait_ready(): all is awake that was, but for what could not be
 /// mapped again; inhibited, unseen_library, io_failed, no_process (it is ending), cancelled.
+///
+/// Where it is `only_if_idle`, of which `request` is a part, a process that is not idle as asked, or works
+/// again before the point of no return, is reported unchanged, with a note that says why.
 [[nodiscard]] Result<model::Report> sleep(const SleepGround& ground, const model::SleepRequest& request,
-                                          const server::ProgressSink& progress, Joint& joint,
-                                          server::Asker asker);
-
-/// One that is only for what is idle. A process that is not idle as asked, or works again before the point of
-/// no return, is reported unchanged, with a note that says why. Errors: those of sleep().
-[[nodiscard]] Result<model::Report> sleep_if_idle(const SleepGround& ground,
-                                                  const model::IdleSleepRequest& request,
-                                                  const server::ProgressSink& progress, Joint& joint,
-                                                  server::Asker asker);
+                                          const model::IdleSleepRequest* only_if_idle,
+                                          const server::ProgressSink& progress,
+                                          const server::DirectiveSource& directives, server::Asker asker);
 
 } // namespace gpu_sleep::agent::operations

@@ -56,12 +56,12 @@ void add(Report& all, Report&& part) {
 class Wake : public Operation {
 public:
     Wake(const WakeGround& its, const model::WakeRequest& request, const server::ProgressSink& asker,
-         Joint& joint, Asked asked)
-        : // What was asked to bound all bounds the wait for GPU memory, too.
-          Operation{its.every, asker,
-                    request.bounds_all ? asked.since + request.timeout + request.wait
-                                       : Clock::now() + request.timeout},
-          ground_(its), request_(request), joint_(joint), is_noted_(!asked.is_tried && !request.dry_run) {}
+         const server::DirectiveSource& directives, Asked asked)
+        : Operation(its.every, asker, request, model::Operation::wake), ground_(its), request_(request),
+          joint_(request.joint, asker, directives), is_noted_(!asked.is_tried && !request.dry_run) {
+        // What was asked to bound all bounds the wait for GPU memory, too.
+        if (request.bounds_all) deadline = asked.since + request.timeout + request.wait;
+    }
 
     [[nodiscard]] Result<Report> run();
 
@@ -234,7 +234,7 @@ private:
 
     const WakeGround& ground_;
     const model::WakeRequest& request_;
-    Joint& joint_;
+    Joint joint_;
     const bool is_noted_;
     const server::ProgressSink progress_of_part_ = [this](Progress now) {
         if (!part_.order.empty()) now.tag = part_.order.front();
@@ -301,8 +301,6 @@ Result<void> Wake::wake_parts() {
 }
 
 Result<Report> Wake::run() {
-    report.operation = model::Operation::wake;
-    report.dry_run = request_.dry_run;
     GPU_SLEEP_TRY(run_steps<Wake>(*this, k_begin, request_.dry_run, is_noted_));
     if (is_for_others()) return completed();
     if (is_deep_ && request_.dry_run) return rehearse_deep();
@@ -319,15 +317,9 @@ Result<Report> Wake::run() {
 } // namespace
 
 Result<Report> wake(const WakeGround& ground, const model::WakeRequest& request,
-                    const server::ProgressSink& progress, Joint& joint, Asked asked) {
-    return Wake(ground, request, progress, joint, asked).run();
-}
-
-Result<Report> wake_alone(const WakeGround& ground, const model::WakeRequest& request,
-                          const server::ProgressSink& progress, Asked asked) {
-    const server::DirectiveSource nobody;
-    Joint alone(false, progress, nobody);
-    return wake(ground, request, progress, alone, asked);
+                    const server::ProgressSink& progress, const server::DirectiveSource& directives,
+                    Asked asked) {
+    return Wake(ground, request, progress, directives, asked).run();
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "operations/joint.hpp"
 #include "operations/operation.hpp"
 #include "operations/room_making.hpp"
 
@@ -30,9 +29,7 @@ struct Asked {
 /// GpuLines::wait_for_room() and Joint::wait_ready(); no_process (it is ending); invalid_argument (joint, and
 /// in an order; to other GPUs, and not from a deep sleep).
 [[nodiscard]] Result<model::Report> wake(const WakeGround& ground, const model::WakeRequest& request,
-                                         const server::ProgressSink& progress, Joint& joint, Asked asked);
-/// One that no other process takes part in.
-[[nodiscard]] Result<model::Report> wake_alone(const WakeGround& ground, const model::WakeRequest& request,
-                                               const server::ProgressSink& progress, Asked asked);
+                                         const server::ProgressSink& progress,
+                                         const server::DirectiveSource& directives, Asked asked);
 
 } // namespace gpu_sleep::agent::operations
