@@ -56,23 +56,24 @@ private:
 class LiveOperation {
 public:
     /// What is moved, and notes for the user, are added to `report`. All outlive it.
-    LiveOperation(const Ground& ground, Callbacks& callbacks, Direction direction, const LiveControl& control,
-                  bool is_forced, model::Report& report)
-        : ground_(ground), memory_(ground.memory), callbacks_(callbacks), direction_(direction),
-          control_(control), is_forced_(is_forced), report_(report), alone_(false, control.progress, k_alone),
+    LiveOperation(const Ground& ground, Direction direction, const LiveControl& control, bool is_forced,
+                  model::Report& report)
+        : ground_(ground), memory_(ground.memory), direction_(direction), control_(control),
+          is_forced_(is_forced), report_(report), alone_(false, control.progress, k_alone),
           limit_(sleep::first_piece_limit(direction)) {}
 
-    /// Moves what sleep::plan_live() chooses; what is written all the time stays where it is, with a note.
-    /// Ends at the first error, which says what has moved and stays moved. A late callback, whose work
-    /// nothing holds back, is awaited first. Errors: those of plan_live(), Callbacks::await_idle(), Quiesce
-    /// and LiveMove; out_of_host_memory, driver_failed.
-    Result<void> run(const std::vector<std::string>& tags, Bytes bytes) {
+    /// Moves what sleep::plan_live() chooses, or says what that would do; what is written all the time stays
+    /// where it is, with a note. Ends at the first error, which says what has moved and stays moved. A late
+    /// callback, whose work nothing holds back, is awaited first. Errors: those of plan_live(), MemoryKind,
+    /// Callbacks::await_idle(), Quiesce and LiveMove; out_of_host_memory, driver_failed.
+    Result<void> run(const std::vector<std::string>& tags, Bytes bytes, bool is_dry) {
         const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
         // Refused before anything moves.
         for (const auto& part : parts) GPU_SLEEP_TRY(kind(part.device));
         if (parts.empty()) return {};
+        if (is_dry) return rehearse(parts);
         for (const auto& part : parts) largest_ = std::max(largest_, part.span.bytes);
-        GPU_SLEEP_TRY(callbacks_.await_idle(control_.waits_until));
+        GPU_SLEEP_TRY(ground_.callbacks.await_idle(control_.waits_until));
         GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
         auto done =
             guarded([&] { return direction_ == Direction::to_host ? move_out(parts) : move_in(parts); });
@@ -98,14 +99,9 @@ public:
         return done;
     }
 
-    /// Says what run() would do. Errors: those of plan_live(), and of MemoryKind.
-    Result<void> rehearse(const std::vector<std::string>& tags, Bytes bytes) {
-        const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
-        for (const auto& part : parts) {
-            GPU_SLEEP_TRY(kind(part.device));
-            add_bytes(part.device, part.span.bytes);
-        }
-        if (parts.empty()) return {};
+private:
+    Result<void> rehearse(std::span<const sleep::LivePart> parts) {
+        for (const auto& part : parts) add_bytes(part.device, part.span.bytes);
         GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
         for (auto& device : report_.devices)
             device.free_after = direction_ == Direction::to_host
@@ -120,7 +116,6 @@ public:
         return {};
     }
 
-private:
     Result<std::vector<sleep::LivePart>> plan(const std::vector<std::string>& tags, Bytes bytes) {
         auto parts = memory_.with_lock([&](const LockedMemory& locked) {
             return guarded([&] { return sleep::plan_live(locked.ledger(), direction_, tags, bytes); });
@@ -398,7 +393,6 @@ private:
 
     const Ground& ground_;
     ProgramMemory& memory_;
-    Callbacks& callbacks_;
     const sleep::Direction direction_;
     const LiveControl control_;
     const bool is_forced_;
@@ -419,7 +413,7 @@ private:
 
 } // namespace
 
-Result<model::Report> move_out(const Ground& ground, Callbacks& callbacks, Inhibitors& inhibitors,
+Result<model::Report> move_out(const Ground& ground, const Inhibitors& inhibitors,
                                const model::LiveRequest& request, const server::ProgressSink& progress,
                                server::Asker asker) {
     if (inhibitors.now() && asker == server::Asker::command && !request.ignore_inhibitors)
@@ -429,18 +423,16 @@ Result<model::Report> move_out(const Ground& ground, Callbacks& callbacks, Inhib
     if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
     const driver::RelaxedCaptureMode relaxed(ground.memory.api());
     const auto deadline = request.bounds_all ? its.deadline : Clock::time_point::max();
-    LiveOperation move(ground, callbacks, Direction::to_host, {progress, deadline, its.deadline},
-                       request.force, its.report);
-    GPU_SLEEP_TRY(request.dry_run ? move.rehearse(request.tags, request.bytes)
-                                  : move.run(request.tags, request.bytes));
+    LiveOperation move(ground, Direction::to_host, {progress, deadline, its.deadline}, request.force,
+                       its.report);
+    GPU_SLEEP_TRY(move.run(request.tags, request.bytes, request.dry_run));
     return its.reported();
 }
 
-Result<void> move_back(const Ground& ground, Callbacks& callbacks, const model::WakeRequest& request,
-                       const LiveControl& control, model::Report& report) {
-    LiveOperation move(ground, callbacks, Direction::to_device, control, false, report);
-    return request.dry_run ? move.rehearse(request.tags, request.live_bytes)
-                           : move.run(request.tags, request.live_bytes);
+Result<void> move_back(const Ground& ground, const model::WakeRequest& request, const LiveControl& control,
+                       model::Report& report) {
+    return LiveOperation(ground, Direction::to_device, control, false, report)
+        .run(request.tags, request.live_bytes, request.dry_run);
 }
 
 } // namespace gpu_sleep::agent::operations

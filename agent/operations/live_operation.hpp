@@ -22,13 +22,12 @@ struct LiveControl {
 /// a note. Ends at the first error, which says what has moved and stays moved. Errors: those of plan_live(),
 /// Turnstile::enter(), Callbacks::await_idle(), Quiesce and LiveMove; inhibited, out_of_host_memory,
 /// driver_failed.
-[[nodiscard]] Result<model::Report> move_out(const Ground& ground, Callbacks& callbacks,
-                                             Inhibitors& inhibitors, const model::LiveRequest& request,
+[[nodiscard]] Result<model::Report> move_out(const Ground& ground, const Inhibitors& inhibitors,
+                                             const model::LiveRequest& request,
                                              const server::ProgressSink& progress, server::Asker asker);
 /// The way back, in the turn of the wake by `request`, to whose report it adds what it does. Errors: as
 /// those of move_out().
-[[nodiscard]] Result<void> move_back(const Ground& ground, Callbacks& callbacks,
-                                     const model::WakeRequest& request, const LiveControl& control,
-                                     model::Report& report);
+[[nodiscard]] Result<void> move_back(const Ground& ground, const model::WakeRequest& request,
+                                     const LiveControl& control, model::Report& report);
 
 } // namespace gpu_sleep::agent::operations

@@ -22,6 +22,8 @@ struct Ground {
     Turnstile& turnstile;
     DeepSleep& deep;
     GivingBack& giving_back;
+    IdleWatch& idle;
+    Callbacks& callbacks;
     /// Has the agent hear of the process's end before all others: called before the gate stays shut.
     void (*come_first_at_exit)() noexcept;
 
@@ -72,8 +74,7 @@ struct Operation {
 /// Runs the callback, while nothing sleeps or wakes, and reports its reply; in a dry run reports only whether
 /// there is one. Called on the operations thread. Errors: those of Turnstile::enter(), DeepSleep::look() and
 /// Callbacks::run_named(); refused (it sleeps deeply), no_process (it is ending).
-[[nodiscard]] Result<model::Report> call(const Ground& ground, Callbacks& callbacks,
-                                         const model::CallRequest& request,
+[[nodiscard]] Result<model::Report> call(const Ground& ground, const model::CallRequest& request,
                                          const server::ProgressSink& progress);
 
 /// Gives back all host memory that is retained, at once; in a dry run says how much that is. Called on the

@@ -28,16 +28,16 @@ Result<model::Report> Operations::run(const server::Operation& operation,
     if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
         return operations::release(ground_, *release, progress);
     if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
-        return move_out(ground_, callbacks, inhibitors, *live, progress, asker);
+        return move_out(ground_, inhibitors, *live, progress, asker);
     if (const auto* const call = std::get_if<model::CallRequest>(&operation))
-        return operations::call(ground_, callbacks, *call, progress);
+        return operations::call(ground_, *call, progress);
     if (const auto* const sleep = model::sleep_in(operation))
         return operations::sleep(sleeps_, *sleep, std::get_if<model::IdleSleepRequest>(&operation), progress,
                                  directives, asker);
     const auto& wake = std::get<model::WakeRequest>(operation);
-    if (!wake.make_room) return operations::wake(wakes_, wake, progress, directives, asked);
+    if (!wake.make_room) return operations::wake(ground_, lines_, wake, progress, directives, asked);
     const auto wake_by = [&](const auto& its) {
-        return operations::wake(wakes_, its, progress, k_alone, asked);
+        return operations::wake(ground_, lines_, its, progress, k_alone, asked);
     };
     if (wake.dry_run) return room.rehearse(wake_by, wake);
     const bool is_switch = asker == server::Asker::command && wake.min_awake.count() == 0;
@@ -48,7 +48,8 @@ Result<model::Report> Operations::run(const server::Operation& operation,
 
 RoomMaking::Holders Operations::holders(const model::WakeRequest& request) {
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-    return room.holders([&](const auto& its) { return wake(wakes_, its, nobody, k_alone, {}); }, request);
+    return room.holders([&](const auto& its) { return wake(ground_, lines_, its, nobody, k_alone, {}); },
+                        request);
 }
 
 bool Operations::is_unguarded() noexcept {

@@ -22,7 +22,7 @@ class Operations {
 public:
     Operations(ProgramMemory& memory, std::string name, void (*comes_first_at_exit)() noexcept)
         : memory_(memory), status(memory, retired_, idle, inhibitors, devices_, deep, std::move(name)),
-          ground_{memory, status, turnstile, deep, giving_back_, comes_first_at_exit} {
+          ground_{memory, status, turnstile, deep, giving_back_, idle, callbacks, comes_first_at_exit} {
         callbacks.while_waiting([this] { giving_back_.while_waiting(); });
     }
     /// Where they never began in a child of fork(): another thread of the parent may have held their mutexes.
@@ -56,8 +56,7 @@ public:
 private:
     GivingBack giving_back_{memory_, retired_, status, idle, preparation};
     Ground ground_;
-    SleepGround sleeps_{ground_, idle, inhibitors, callbacks, torch_trim_, preparation};
-    WakeGround wakes_{ground_, idle, callbacks, lines_};
+    SleepGround sleeps_{ground_, inhibitors, torch_trim_, preparation};
 };
 
 } // namespace gpu_sleep::agent::operations

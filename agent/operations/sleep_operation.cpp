@@ -45,7 +45,7 @@ public:
           }),
           joint_(request.joint, asker, directives), who_(who), wanted_(request),
           quiesce_(its.every, &its.torch_trim, progress_, joint_, deadline) {
-        if (idle) idleness_.emplace(its.every.status, its.idle, its.inhibitors, its.every.turnstile, *idle);
+        if (idle) idleness_.emplace(its.every, its.inhibitors, *idle);
         report.level = request.level;
     }
     Sleep& operator=(Sleep&&) = delete;
@@ -159,14 +159,14 @@ public:
     Result<void> run_callbacks() {
         const auto begun = Clock::now();
         if (sleeps_ && !event_.tags.empty())
-            GPU_SLEEP_TRY(ground_.callbacks.run_before_sleep(event_, deadline, owed_));
+            GPU_SLEEP_TRY(ground.callbacks.run_before_sleep(event_, deadline, owed_));
         report.times.callbacks = seconds_since(begun);
         return {};
     }
     /// Callbacks that have made ready hear that nothing sleeps. What could not be mapped again does, though.
     void call_off() noexcept {
         if (!has_slept_ && memory.asleep_bytes() <= asleep_before_)
-            ground_.callbacks.call_off(std::exchange(owed_, {}), deadline);
+            ground.callbacks.call_off(std::exchange(owed_, {}), deadline);
     }
 
     Result<void> shut_gate() {
@@ -204,7 +204,7 @@ public:
         if (has_slept_ && scope_ == Scope::all) {
             ground_.preparation.has_slept = true;
             ground.deep.note_sleep();
-            ground_.idle.note_sleep();
+            ground.idle.note_sleep();
         }
         return done;
     }
@@ -219,7 +219,7 @@ public:
         const bool is_paused = pauses() && scope_ == Scope::all &&
                                memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
         report.changed |= is_paused;
-        if (is_paused) ground_.idle.note_sleep();
+        if (is_paused) ground.idle.note_sleep();
         if (is_paused && asleep_before_ > 0)
             ignoring_errors([&] { report.notes.emplace_back("it is paused as well"); });
         return {};
@@ -266,8 +266,8 @@ public:
                 "it is asleep, but not deeply: the driver did not unpin all of its host memory");
         }
         const auto until = std::max(deadline, begun + k_least_time_to_hold);
-        auto deep = who_ == server::Asker::command ? ground.deep.begin(asker_, until)
-                                                   : ground.deep.begin_own(progress_, until);
+        const bool is_of_command = who_ == server::Asker::command;
+        auto deep = ground.deep.begin(is_of_command ? asker_ : progress_, until, !is_of_command);
         ground.settle_gate();
         report.changed |= ground.deep.is_deep();
         return deep;
@@ -464,7 +464,7 @@ Result<Report> Sleep::run() {
     if (!why_unchanged_.empty()) return unchanged();
     if (!done) return std::move(done).error();
     if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own() && !intercepts() &&
-        !ground_.callbacks.has_before_sleep())
+        !ground.callbacks.has_before_sleep())
         ignoring_errors([&] { report.notes.emplace_back(k_not_intercepted); });
     return reported();
 }

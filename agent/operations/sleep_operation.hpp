@@ -12,9 +12,7 @@ namespace gpu_sleep::agent::operations {
 /// The services that a sleep uses. One for the process.
 struct SleepGround {
     const Ground& every;
-    IdleWatch& idle;
     Inhibitors& inhibitors;
-    Callbacks& callbacks;
     torch::TorchTrim& torch_trim; ///< used by one operation at a time
     Preparation& preparation;
 };

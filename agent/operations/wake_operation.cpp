@@ -55,9 +55,9 @@ void add(Report& all, Report&& part) {
 /// One try of a wake.
 class Wake : public Operation {
 public:
-    Wake(const WakeGround& its, const model::WakeRequest& request, const server::ProgressSink& asker,
-         const server::DirectiveSource& directives, Asked asked)
-        : Operation(its.every, asker, request, model::Operation::wake), ground_(its), request_(request),
+    Wake(const Ground& its, GpuLines& lines, const model::WakeRequest& request,
+         const server::ProgressSink& asker, const server::DirectiveSource& directives, Asked asked)
+        : Operation(its, asker, request, model::Operation::wake), lines_(lines), request_(request),
           joint_(request.joint, asker, directives), is_noted_(!asked.is_tried && !request.dry_run) {
         // What was asked to bound all bounds the wait for GPU memory, too.
         if (request.bounds_all) deadline = asked.since + request.timeout + request.wait;
@@ -91,7 +91,7 @@ public:
         const auto found = find_room({});
         Result<GpuLines::Room> room = GpuLines::Room();
         if (found || found.error().code == ErrorCode::out_of_device_memory)
-            room = ground_.lines.wait_for_room(ground.deep.gpus(request_), find_room, deadline, [this] {
+            room = lines_.wait_for_room(ground.deep.gpus(request_), find_room, deadline, [this] {
                 return progress({Progress::Phase::waiting, 0, 0});
             });
         else
@@ -122,7 +122,7 @@ public:
     Result<void> shut_gate() {
         // What callbacks take comes first: once memory is awake they must run.
         event_ = std::make_shared<Event>();
-        jobs_ = ground_.callbacks.draft_after_wake();
+        jobs_ = ground.callbacks.draft_after_wake();
         return shut_gate_to_wake(progress_of_part_, deadline);
     }
     void settle_gate() noexcept { ground.settle_gate(); }
@@ -148,8 +148,8 @@ public:
         const auto called = Clock::now();
         if (intercepts()) memory.let_allocate();
         *event_ = {0, std::move(woken_.tags), std::move(woken_.dropped_tags), ground.deep.was_deep()};
-        ignoring_errors([&] { jobs_ = ground_.callbacks.draft_after_wake(); }); // as they are by now
-        of_part_.notes = ground_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
+        ignoring_errors([&] { jobs_ = ground.callbacks.draft_after_wake(); }); // as they are by now
+        of_part_.notes = ground.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
         // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
         if (!of_part_.notes.empty()) memory.require_refill(event_->dropped_tags);
         of_part_.times.callbacks = seconds_since(called);
@@ -157,7 +157,7 @@ public:
     }
     Result<void> open_gate() {
         if (of_part_.changed) {
-            ground_.idle.note_wake();
+            ground.idle.note_wake();
             ground.status.note_wake();
         }
         ground.settle_gate();
@@ -214,7 +214,7 @@ private:
     [[nodiscard]] Result<void> move_live() {
         if (request_.live_bytes == 0) return {};
         const auto until = request_.bounds_all ? deadline : Clock::time_point::max();
-        return move_back(ground, ground_.callbacks, request_, {progress, until, deadline}, report);
+        return move_back(ground, request_, {progress, until, deadline}, report);
     }
     /// The report, with files that could not be removed, and how all stands.
     [[nodiscard]] Report completed() noexcept {
@@ -232,7 +232,7 @@ private:
         return reported();
     }
 
-    const WakeGround& ground_;
+    GpuLines& lines_;
     const model::WakeRequest& request_;
     Joint joint_;
     const bool is_noted_;
@@ -316,10 +316,10 @@ Result<Report> Wake::run() {
 
 } // namespace
 
-Result<Report> wake(const WakeGround& ground, const model::WakeRequest& request,
+Result<Report> wake(const Ground& ground, GpuLines& lines, const model::WakeRequest& request,
                     const server::ProgressSink& progress, const server::DirectiveSource& directives,
                     Asked asked) {
-    return Wake(ground, request, progress, directives, asked).run();
+    return Wake(ground, lines, request, progress, directives, asked).run();
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -9,14 +9,6 @@
 
 namespace gpu_sleep::agent::operations {
 
-/// The services that a wake uses. One for the process.
-struct WakeGround {
-    const Ground& every;
-    IdleWatch& idle;
-    Callbacks& callbacks;
-    GpuLines& lines;
-};
-
 /// When a wake was asked for, and whether it has been tried since.
 struct Asked {
     Clock::time_point since = Clock::now();
@@ -28,7 +20,8 @@ struct Asked {
 /// all that slept still does; of Woken::left: some of it; those of DeepSleep::find_room(), DeepSleep::end(),
 /// GpuLines::wait_for_room() and Joint::wait_ready(); no_process (it is ending); invalid_argument (joint, and
 /// in an order; to other GPUs, and not from a deep sleep).
-[[nodiscard]] Result<model::Report> wake(const WakeGround& ground, const model::WakeRequest& request,
+[[nodiscard]] Result<model::Report> wake(const Ground& ground, GpuLines& lines,
+                                         const model::WakeRequest& request,
                                          const server::ProgressSink& progress,
                                          const server::DirectiveSource& directives, Asked asked);
 
