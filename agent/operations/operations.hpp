@@ -5,9 +5,7 @@
 
 #pragma once
 
-#include "operations/live_operation.hpp"
-#include "operations/sleep_operation.hpp"
-#include "operations/wake_operation.hpp"
+#include "operations/operation.hpp"
 
 namespace gpu_sleep::agent::operations {
 

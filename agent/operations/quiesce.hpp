@@ -7,7 +7,6 @@
 
 #include "operations/joint.hpp"
 #include "operations/operation.hpp"
-#include "torch/torch_trim.hpp"
 
 namespace gpu_sleep::agent::operations {
 

@@ -54,10 +54,6 @@ BytesByGpu shortage(const Report& report, const std::function<Bytes(int device)>
     return gpus;
 }
 
-bool is_short(const Result<Report>& done) {
-    return !done && done.error().code == ErrorCode::out_of_device_memory;
-}
-
 /// Whether inhibitors that end in so many seconds end the wake rather than its wait.
 bool minds_inhibitors(const model::WakeRequest& request, double seconds) {
     return request.minds_inhibitors && seconds > std::chrono::duration<double>(request.wait).count();
@@ -227,7 +223,8 @@ Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& requ
     }
     auto done = wake(request);
     std::vector<std::string> notes;
-    for (int tries = 1; tries <= k_tries && is_short(done); ++tries) {
+    for (int tries = 1; tries <= k_tries && !done; ++tries) {
+        if (done.error().code != ErrorCode::out_of_device_memory) break;
         const auto margin = [&](int device) {
             if (tries == 1) return Bytes{0};
             const bool makes_context = tries == k_tries && !driver::is_primary_active(memory_.api(), device);

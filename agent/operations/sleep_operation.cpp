@@ -3,8 +3,6 @@
 // A sleep as a list of steps (k_steps), and what is tried when host memory or disk space is short
 // (k_remedies).
 
-#include "operations/sleep_operation.hpp"
-
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/unseen.hpp"
@@ -24,10 +22,6 @@ using Spill = sleep::Transactions::Spill;
 /// For calls of the driver that are under way when it is to be out of reach: they touch nothing, and are
 /// short.
 constexpr Milliseconds k_least_time_to_hold{5'000};
-
-bool has_moved(const Report& report) noexcept {
-    return std::ranges::any_of(report.devices, [](const auto& device) { return device.relocated > 0; });
-}
 
 bool is_of_driver(ErrorCode code) noexcept {
     return code == ErrorCode::driver_failed || code == ErrorCode::context_lost ||
@@ -70,9 +64,8 @@ public:
         const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
                                                             format_seconds(*inhibited->seconds))
                                               : std::string("sleeps are inhibited");
-        if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
-        refuse(report, words + "; refused without --ignore-inhibitors", ErrorCode::inhibited);
-        return {};
+        return refused(make_error(ErrorCode::inhibited, "{}", words),
+                       "; refused without --ignore-inhibitors");
     }
 
     Result<void> take_turn() {
@@ -109,13 +102,10 @@ public:
         if (!request_.deep || is_away_) return {};
         auto able = ground.deep.check();
         if (able) return able;
-        if (!request_.dry_run) {
-            if (ground.status.state() == model::State::asleep)
-                able.error().message = "it is asleep, but " + able.error().message;
-            return able;
-        }
-        refuse(report, able.error().message + "; gpu-sleep --deep would be refused", able.error().code);
-        return {};
+        auto error = std::move(able).error();
+        if (!request_.dry_run && ground.status.state() == model::State::asleep)
+            error.message = "it is asleep, but " + error.message;
+        return refused(std::move(error), "; gpu-sleep --deep would be refused");
     }
 
     /// Reports what the sleep would do. Where nothing is to go to sleep or to be paused, narrows the scope,
@@ -247,7 +237,8 @@ public:
 
     Result<void> open_gate() {
         // Whoever moves contents wants their room, at once.
-        if (is_away_ ? report.changed : has_moved(report)) ground.giving_back.retired();
+        const bool has_moved = sum_of(report.devices, &model::DeviceReport::relocated) > 0;
+        if (is_away_ ? report.changed : has_moved) ground.giving_back.retired();
         if (report.changed || request_.deep) ground.come_first_at_exit();
         ground.settle_gate();
         call_off();       // callbacks have freed all that was to sleep
@@ -343,6 +334,12 @@ private:
         });
     }
 
+    /// Returns `why`; a dry run says it, and what it would come to, and goes on.
+    Result<void> refused(Error why, const char* comes_to) {
+        if (!request_.dry_run) return why;
+        refuse(report, why.message + comes_to, why.code);
+        return {};
+    }
     /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
     /// program has called an entry point of the driver that this build does not know; notes it otherwise.
     /// Only where all the program's work is intercepted: a program that hands its memory over promises by
@@ -352,13 +349,8 @@ private:
             return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
         auto seen = intercepted::check_all_is_seen();
         if (seen) return {};
-        const auto& trouble = seen.error().message;
-        if (request_.force)
-            report.notes.push_back(trouble + "; its work is not held back");
-        else if (request_.dry_run)
-            refuse(report, trouble + "; refused without --force", seen.error().code);
-        else
-            return seen;
+        if (!request_.force) return refused(std::move(seen).error(), "; refused without --force");
+        report.notes.push_back(seen.error().message + "; its work is not held back");
         return {};
     }
 

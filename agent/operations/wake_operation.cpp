@@ -2,10 +2,7 @@
 // Copyright the gpu-sleep authors.
 // A wake as lists of steps (k_begin, k_back, k_part, k_end).
 
-#include "operations/wake_operation.hpp"
-
 #include "common/interception.hpp"
-#include "operations/live_operation.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
 
@@ -212,9 +209,7 @@ private:
     /// One part after another. Errors: as wake().
     [[nodiscard]] Result<void> wake_parts();
     [[nodiscard]] Result<void> move_live() {
-        if (request_.live_bytes == 0) return {};
-        const auto until = request_.bounds_all ? deadline : Clock::time_point::max();
-        return move_back(ground, request_, {progress, until, deadline}, report);
+        return request_.live_bytes == 0 ? Result<void>() : move_back(*this, request_);
     }
     /// The report, with files that could not be removed, and how all stands.
     [[nodiscard]] Report completed() noexcept {
