@@ -3,7 +3,6 @@
 // The files of transactions: when they have which names, also when naming fails midway, and what is left of
 // them.
 
-#include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"

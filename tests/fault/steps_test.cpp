@@ -4,7 +4,6 @@
 // call of the driver fails there or the asker withdraws. Afterwards the process is as it was, and can be
 // asked again. And what one request decides.
 
-#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "lifecycle/transitions.hpp"
@@ -146,6 +145,16 @@ model::SleepRequest deep_request() {
 model::WakeRequest wake_request() {
     model::WakeRequest request;
     request.joint = true;
+    return request;
+}
+
+/// From a deep sleep, on the other GPU.
+model::WakeRequest wake_elsewhere() {
+    auto request = wake_request();
+    const auto gpu = [](int device) {
+        return driver::device_uuid(Program::instance().memory().api(), device);
+    };
+    request.gpus = {{gpu(0), gpu(1)}, {gpu(1), gpu(0)}};
     return request;
 }
 
@@ -344,21 +353,24 @@ TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]")
     auto& program = Program::instance();
     std::vector<std::string> steps;
     std::set<std::string> ends;
-    for (const auto& request : {sleep_request(), deep_request()}) {
+    const auto sweep_wake = [&](const model::SleepRequest& request, const model::WakeRequest& wake) {
         REQUIRE(program.run(request));
-        REQUIRE(program.run(wake_request()));
+        REQUIRE(program.run(wake));
         steps = Program::steps();
         REQUIRE(program.run(request));
-        ends.merge(sweep(wake_request(), [&](bool has_failed) {
+        ends.merge(sweep(wake, [&](bool has_failed) {
             if (has_failed) {
                 program.check_asleep();
-                REQUIRE(program.run(wake_request()));
+                REQUIRE(program.run(wake));
             }
             program.check_awake();
             REQUIRE(program.run(request));
         }));
-        REQUIRE(program.run(wake_request()));
-    }
+        REQUIRE(program.run(wake));
+    };
+    sweep_wake(sleep_request(), wake_request());
+    if (deep_request().deep) sweep_wake(deep_request(), wake_elsewhere());
+    sweep_wake(deep_request(), wake_request());
     for (const auto& row : refusals()) ends.insert(row.step);
     // Likewise. There is room, and the gate of a process of which all sleeps has let nothing through that
     // could be waited for.

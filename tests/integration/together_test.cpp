@@ -3,7 +3,6 @@
 // Processes that sleep and wake together, as a tree or as a group: all or none, whatever happens on the way.
 
 #include "peer.hpp"
-#include "protocol/messages.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -16,12 +16,6 @@ inline int sweep_stride() {
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
-/// The same for a sweep that starts a program for each call, a second each: three times as far where calls
-/// are left out, and `sanitized` under a sanitizer.
-inline int program_sweep_stride(int sanitized) {
-    return is_sanitized() ? sanitized : sweep_stride() == 1 ? 1 : 3 * sweep_stride();
-}
-
 /// Calls `step(call)` for one call after another, counted from 1, until it says that the operation made
 /// fewer. Where calls are left out, operations that make much the same calls have others of them fail:
 /// `which` of these it is.

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // What gpu-doctor makes of what it has read: machines and processes that there need not be.
 
-#include "base/files.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "doctor/diagnosis.hpp"
 

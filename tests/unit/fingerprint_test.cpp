@@ -4,7 +4,6 @@
 // kernel with the function for the host that is tested here.
 
 #include "driver/fingerprint_key.hpp"
-#include "driver/kernels/fingerprint.hpp"
 
 #include "support/catch.hpp"
 #include "support/fingerprint_key.hpp"

@@ -7,11 +7,6 @@
 #include "support/catch.hpp"
 #include "support/failing_new.hpp"
 
-#include <cstdint>
-#include <mutex>
-#include <thread>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::agent::registry;
 

@@ -3,15 +3,12 @@
 // Snapshots while memory runs out: every allocation fails once, on whichever thread it is. A program of its
 // own, for it has an operator new of its own.
 
-#include "base/guard.hpp"
 #include "store/file_store.hpp"
 #include "support/descriptors.hpp"
 #include "support/sanitized.hpp"
 #include "support/snapshots.hpp"
 
 #include <malloc.h>
-
-#include <new>
 
 namespace {
 

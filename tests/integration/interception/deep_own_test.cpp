@@ -5,8 +5,6 @@
 
 #include "deep_machine.hpp"
 
-#include "gpu_sleep/gpu_sleep.h"
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using Catch::Matchers::StartsWith;

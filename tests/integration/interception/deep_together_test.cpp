@@ -5,7 +5,7 @@
 
 #include "deep_family.hpp"
 
-#include "support/sweep.hpp"
+#include "support/sanitized.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -162,49 +162,6 @@ TEST_CASE("Deep together: one that goes back with the others meets touches as be
     CHECK(family.states().deep == 1);
     family[1].tell("free " + number.substr(0, number.find(' ')));
     family.check_completes();
-}
-
-TEST_CASE("Deep together: whichever call of one's own fails, each is as it says, and it is completed",
-          "[deep][deep_together]") {
-    const Scratch scratch;
-    const auto trace = scratch.file("trace");
-    const auto [first, last] = [&] {
-        DeepFamily family(2, {}, {"GPU_SLEEP_SIM_TRACE=" + trace});
-        return own_calls_of(family[0].pid(), trace, [&] {
-            REQUIRE(run(family.deep()).status == 0);
-            REQUIRE(family.wake().status == 0);
-        });
-    }();
-    REQUIRE(last - first > 20);
-    const int k_step =
-        std::max(5, program_sweep_stride(100)); // each alone is swept in deep_failures_test.cpp
-    int failed = 0;
-    for (int nth = first; nth <= last; nth += k_step) {
-        INFO("call " << nth << " of " << first << " to " << last);
-        DeepFamily family(2, {}, {fail(fmt::format("*:{}:999", nth))});
-        const auto check = [&](const std::string& name, const Arguments& options) {
-            const auto done =
-                run(family.launch(name, with(Arguments{DeepFamily::root(), "--tree", "--json"}, options)));
-            INFO(done.err);
-            std::size_t asleep = 0;
-            std::size_t unknown = 0; // of who goes back, and does not say so within a second
-            for (int i = 0; i < 2; ++i) {
-                const auto state = done.json(fmt::format("/processes/{}/state", i));
-                asleep += state == "asleep";
-                unknown += state == "none";
-            }
-            const auto found = family.states();
-            CHECK(found.asleep >= asleep);
-            CHECK(found.awake >= 2 - asleep - unknown);
-            CHECK(found.asleep + found.awake == 2);
-            if (done.status == 0) CHECK(asleep == (name == "gpu-sleep" ? 2 : 0));
-            failed += done.status != 0;
-        };
-        check("gpu-sleep", {"--deep"});
-        check("gpu-wake", {});
-        family.check_completes();
-    }
-    CHECK(failed > 0);
 }
 
 TEST_CASE("Deep together: one that shares memory once all are checked sleeps plainly, and is never locked",

@@ -8,7 +8,6 @@
 #include "driver_calls.hpp"
 
 #include <cstddef>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::test {
