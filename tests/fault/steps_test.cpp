@@ -330,14 +330,17 @@ TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them
     const auto pause = sleep_request(model::Level::pause);
     REQUIRE(program.run(pause));
     for (const bool wakes : {false, true}) {
-        const auto request = wakes ? server::Operation(wake_request()) : sleep_request();
+        const auto request = wakes ? server::Operation(wake_request()) : deep_request();
         const auto ends = sweep(request, [&](bool has_failed) {
-            if (has_failed) {
-                program.check_paused();
-                REQUIRE(program.run(request));
-            }
+            const bool sleeps = program.operations().status.state() == State::asleep; // and not deeply
+            if (has_failed && !sleeps) program.check_paused();
+            if (has_failed) REQUIRE(program.run(request));
             if (!wakes) {
                 program.check_asleep();
+                const auto again = program.run(pause); // changes nothing of what sleeps
+                REQUIRE(again);
+                CHECK_FALSE(again->changed);
+                CHECK(operations::DeepSleep::is_deep() == deep_request().deep);
                 REQUIRE(program.run(wake_request()));
             }
             program.check_awake();

@@ -10,26 +10,6 @@
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
-TEST_CASE("Deep: what the driver refuses leaves it asleep as without the driver", "[deep]") {
-    DeepMachine machine;
-    struct Case {
-        const char* failure;
-        int status;
-        const char* words;
-    };
-    const auto failed = GENERATE(Case{"cuCheckpointProcessLock:1:800", 5, "lock"},
-                                 Case{"cuCheckpointProcessCheckpoint:1:801", 7, "CUDA_ERROR_NOT_SUPPORTED"});
-    const auto slept = machine.command("deep", {}, {std::string("GPU_SLEEP_SIM_FAIL=") + failed.failure});
-    INFO(slept.err);
-    CHECK(slept.status == failed.status);
-    CHECK(slept.json("/processes/0/state") == "asleep");
-    CHECK_THAT(slept.err, mentions("not deeply") && mentions(failed.words));
-    CHECK(machine.state() == "asleep");
-    const auto next = GENERATE(false, true);
-    if (next) machine.fall_asleep();
-    machine.wake_whole();
-}
-
 TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]") {
     const auto next = GENERATE(false, true); // goes deep again, or wakes
     DeepMachine machine;

@@ -87,17 +87,6 @@ TEST_CASE("Deep move: what cannot be meant, or cannot be done, changes nothing",
     machine.expect_works();
 }
 
-TEST_CASE("Deep move: a driver that refuses it leaves the process asleep", "[deep]") {
-    DeepMachine machine({"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessRestore:1:1"});
-    machine.fall_asleep();
-    const auto refused = machine.command("gpu-wake", {"--gpu", "0=1"});
-    CHECK(refused.status == 2);
-    CHECK(machine.is_deep());
-    machine.wake();
-    CHECK(device_of(machine) == "0");
-    machine.expect_works();
-}
-
 TEST_CASE("Deep move: one without memory that could sleep moves as asked, and no other way", "[deep]") {
     DeepMachine machine;
     machine.host.tell("free " + machine.piece.number);

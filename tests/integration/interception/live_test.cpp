@@ -440,17 +440,3 @@ TEST_CASE("Live: what sleeps in host memory from the start can go deep without w
     CHECK(host_backed(machine.host) == placed);
     machine.expect_works();
 }
-
-TEST_CASE("Live: host memory that is not released keeps a process from going deep", "[live]") {
-    DeepMachine machine({"GPU_SLEEP_LIVE_BYTES=1GiB", "GPU_SLEEP_SIM_FAIL=cuMemRelease:1:999:forever"});
-    const auto placed = host_backed(machine.host);
-    CHECK(placed > 0);
-    const auto slept = machine.command("deep");
-    INFO(slept.out);
-    CHECK(slept.status == 7);
-    CHECK_THAT(slept.out, mentions("not deeply"));
-    CHECK(machine.state() == "asleep");
-    machine.wake();
-    CHECK(host_backed(machine.host) == placed);
-    machine.expect_works();
-}
