@@ -352,6 +352,22 @@ TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them
     program.check_awake();
 }
 
+TEST_CASE("Steps: the end of others' pause leaves a paused process asleep that has gone deep", "[steps]") {
+    if (is_thread_sanitized()) return; // with which there is no process outside
+    auto& program = Program::instance();
+    REQUIRE(program.run(sleep_request(model::Level::pause)));
+    REQUIRE(program.run(deep_request()));
+    model::WakeRequest of_others;
+    of_others.tags = {"nobody"};
+    of_others.ignore_unknown_tags = true;
+    const auto left = program.run(of_others);
+    REQUIRE(left);
+    CHECK_FALSE(left->changed);
+    CHECK(operations::DeepSleep::is_deep());
+    REQUIRE(program.run(wake_request()));
+    program.check_awake();
+}
+
 TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]") {
     auto& program = Program::instance();
     std::vector<std::string> steps;

@@ -150,46 +150,6 @@ class Dialects(unittest.TestCase):
             door.ask("POST", "/sleep")
             self.assertEqual(door.ask("POST", "/continue_generation")[1]["taken_bytes"], 0)
 
-    def test_a_pause_beside_what_sleeps(self):
-        with Host("weights", "kv_cache") as host, Door(host.pid) as door:
-            self.assertEqual(command("gpu-sleep", host.pid, "--tags", "kv_cache", "--gate", "checked").returncode, 0)
-            for end in ("/continue_generation", "/resume_memory_occupation?tags=weights"):
-                for path, gate in (("/pause_generation", "shut"), (end, "checked")):  # then the weights may be updated
-                    process = door.ask("POST", path)[1]["processes"][0]
-                    self.assertEqual((process["report"]["gate"]["state"], process["state"]), (gate, "partial"))
-
-    def test_processes_that_are_unlike(self):
-        with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-            devices = {"GPU_SLEEP_SIM_STATE": f"{directory}/devices", "GPU_SLEEP_SIM_DEVICES": "1"}
-            plain, model = (stack.enter_context(Host(*tags, GPU_SLEEP_GROUP="http-unlike", **devices))
-                            for tags in (["default"], ["weights", "kv_cache"]))
-            door = stack.enter_context(Door("--group", "http-unlike", environment=devices))
-
-            def sleep(*arguments):
-                done = subprocess.run([BUILD / "bin/gpu-sleep", "--quiet", *arguments], env={**ENVIRONMENT, **devices})
-                self.assertEqual(done.returncode, 0)
-
-            def expect(path, *expected):
-                status, said = door.ask("POST", path)
-                found = {each["pid"]: each for each in said["processes"]}
-                self.assertEqual((status, *(found[host.pid]["state"] for host in (plain, model))), (200, *expected), (path, said))
-                return [found[host.pid]["report"] for host in (plain, model)]
-            sleep(str(model.pid), "--tags", "kv_cache", "--gate", "checked")
-            for end in ("/continue_generation", "/resume", "/wake_up?tags=scheduling", "/wake_up?tags=weights",
-                        "/resume_memory_occupation?tags=cuda_graph"):
-                self.assertEqual(expect("/pause", "paused", "partial")[1]["gate"]["state"], "shut")
-                self.assertEqual(expect(end, "awake", "partial")[1]["gate"]["state"], "checked")
-            sleep(str(plain.pid), "--deep")
-            self.assertEqual(expect("/pause", "asleep", "partial")[1]["gate"]["state"], "shut")
-            reports = expect("/resume", "asleep", "partial")
-            self.assertEqual((reports[0]["deep"], reports[1]["gate"]["state"]), (True, "checked"))
-            expect("/sleep", "asleep", "asleep")
-            expect("/wake_up?tags=weights", "awake", "partial")
-            expect("/sleep?tags=weights", "awake", "asleep")
-            expect("/wake_up", "awake", "awake")
-            for host in (plain, model):
-                self.assertEqual(host.tell("check_all"), "intact")
-
     def test_callbacks_by_name(self):
         with Host("default") as host, Door(host.pid) as door:
             host.tell("callback named 0")

@@ -103,17 +103,6 @@ TEST_CASE("Deep: a process with a timer of its own sleeps deeply until it is use
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: a process whose timer finds the driver unwilling is asleep as without it, and says so",
-          "[deep]") {
-    DeepMachine machine(
-        {"GPU_SLEEP_IDLE=1000", "GPU_SLEEP_IDLE_DEEP=1", "GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:999"});
-    REQUIRE(becomes_true([&] {
-        return machine.command("gpu-ps").out.find("the last time it could not") != std::string::npos;
-    }));
-    CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
-    expect_plain(machine);
-}
-
 TEST_CASE("Deep: what the driver refuses to the process outside leaves the program asleep as without it",
           "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:1:999,"

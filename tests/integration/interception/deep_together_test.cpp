@@ -80,17 +80,6 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
     }
 }
 
-TEST_CASE("Deep together: what slept plainly goes deep, and what is deep stays so", "[deep][deep_together]") {
-    DeepFamily family(3);
-    REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[1].pid()), "--deep"})).status == 0);
-    REQUIRE(run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree"})).status == 0);
-    const auto states = family.states();
-    CHECK(states.asleep == 3);
-    CHECK(states.deep == 1);
-    if (GENERATE(false, true)) CHECK(family.wake().status == 0);
-    family.check_completes();
-}
-
 TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep][deep_together]") {
     DeepFamily family(2);
     const std::string why = GENERATE("managed", "not intercepted");
@@ -165,24 +154,6 @@ TEST_CASE("Deep together: one that shares memory once all are checked sleeps pla
     CHECK(calls_done(trace, "cuCheckpointProcessLock") == 1);
     CHECK(family.states().deep == 1);
     family[0].tell("free " + shared.number);
-    family.check_completes();
-}
-
-TEST_CASE("Deep together: a command killed amid the driver's part is completed by the next",
-          "[deep][deep_together]") {
-    DeepFamily family(3);
-    const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
-    {
-        Process process(family.deep({delay(call, "20s")}));
-        REQUIRE(becomes_true([&] { return family.states().asleep == 3; }));
-        pause_for(Milliseconds(300));
-        process.signal(SIGKILL);
-        CHECK(process.wait() == 128 + SIGKILL);
-    }
-    const auto states = family.states();
-    CHECK(states.asleep == 3);
-    CHECK(states.deep == 0);
-    if (GENERATE(false, true)) CHECK(family.wake().status == 0);
     family.check_completes();
 }
 
