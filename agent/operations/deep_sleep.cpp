@@ -4,22 +4,18 @@
 
 #include "operations/deep_sleep.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/process.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "intercepted/memory.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/unseen.hpp"
+#include "operations/joint.hpp"
 #include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
 
 namespace {
-
-constexpr Milliseconds k_look_again{1};
 
 Error refusal(std::string_view why) {
     return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", why);
@@ -29,34 +25,31 @@ constexpr const char* k_shares_memory = "it shares memory with other processes, 
                                         "bring back; if NCCL shares it, start all "
                                         "ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
 
-/// Why the driver does not checkpoint a process with memory of this kind that stays for this reason, or only
-/// together with others; null: it does.
-const char* why_not_memory(std::string_view kind, std::string_view reason) noexcept {
-    if (kind == "managed") return "it has managed memory, which the driver cannot checkpoint";
-    if (reason == intercepted::k_in_multicast_group)
-        return "it has multicast memory, which the driver cannot checkpoint; if it is NCCL's, start the "
-               "program with "
-               "NCCL_NVLS_ENABLE=0";
-    if (reason == intercepted::k_of_another_process || reason == intercepted::k_exported ||
-        reason == intercepted::k_shared_by_ipc)
-        return k_shares_memory;
-    if (kind == model::k_residual_of_host)
-        return "it uses host memory in place that must stay, and the driver may be unable to restore that";
-    return nullptr;
-}
+constexpr const char* k_comes_from_outside = "it has used memory or semaphores from outside CUDA, which the "
+                                             "driver may be unable to restore";
 
-/// Why the driver does not checkpoint a process with what other processes share; null: it does.
-const char* why_not_objects() noexcept {
-    using intercepted::Object;
-    if (intercepted::has_any(Object::shared_event))
-        return "it shares events with other processes, and could not see what they record meanwhile";
-    if (intercepted::has_any(Object::shared_pool) || intercepted::has_any(Object::shared_memory))
-        return k_shares_memory;
-    if (intercepted::has_any(Object::external_memory) || intercepted::has_any(Object::external_semaphore))
-        return "it has used memory or semaphores from outside CUDA, which the driver may be unable to "
-               "restore";
-    return nullptr;
-}
+/// Memory of these kinds, or that stays for these reasons, keeps the driver from a checkpoint of its process.
+constexpr std::pair<std::string_view, const char*> k_against_memory[] = {
+    {"managed", "it has managed memory, which the driver cannot checkpoint"},
+    {intercepted::k_in_multicast_group,
+     "it has multicast memory, which the driver cannot checkpoint; if it is NCCL's, start the program with "
+     "NCCL_NVLS_ENABLE=0"},
+    {intercepted::k_of_another_process, k_shares_memory},
+    {intercepted::k_exported, k_shares_memory},
+    {intercepted::k_shared_by_ipc, k_shares_memory},
+    {model::k_residual_of_host,
+     "it uses host memory in place that must stay, and the driver may be unable to restore that"},
+};
+
+/// So do these objects, which other processes share.
+constexpr std::pair<intercepted::Object, const char*> k_against_objects[] = {
+    {intercepted::Object::shared_event,
+     "it shares events with other processes, and could not see what they record meanwhile"},
+    {intercepted::Object::shared_pool, k_shares_memory},
+    {intercepted::Object::shared_memory, k_shares_memory},
+    {intercepted::Object::external_memory, k_comes_from_outside},
+    {intercepted::Object::external_semaphore, k_comes_from_outside},
+};
 
 const OutsideGpu* find(const std::vector<OutsideGpu>& gpus, const std::string& uuid) {
     const auto found = std::ranges::find_if(gpus, [&](const auto& gpu) { return gpu.uuid == uuid; });
@@ -127,8 +120,10 @@ std::string DeepSleep::why_not(const Uses& uses) const {
     if (!means_->checkpoint) return means_->checkpoint.error().message;
     if (!means_->outside) return means_->outside.error().message;
     for (const auto& [kind, reason] : uses.memory)
-        if (const auto* why = why_not_memory(kind, reason)) return why;
-    if (const auto* why = why_not_objects()) return why;
+        for (const auto& [what, why] : k_against_memory)
+            if (kind == what || reason == what) return why;
+    for (const auto& [object, why] : k_against_objects)
+        if (intercepted::has_any(object)) return why;
     for (const int device : uses.devices) {
         const auto known = known_devices_.find(device);
         if (known.is_part) return "it uses a part of a GPU (MIG), which the driver cannot checkpoint";
@@ -181,23 +176,7 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
     return {};
 }
 
-Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline) {
-    return begin(asker, deadline, [&] { return wait_for_asker(asker); });
-}
-
-Result<void> DeepSleep::begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline) {
-    auto done = begin(goes_on, deadline, [&]() -> Result<void> {
-        auto taken = means_->outside->checkpoint(deadline, [&] {
-            return !memory_.is_ending() && goes_on({model::Progress::Phase::deep, 0, 0});
-        });
-        return taken ? Result<void>() : not_deeply(taken.error().message);
-    });
-    if (is_deep()) return {}; // whatever became of the process outside since
-    return done ? not_deeply("another process has restored it") : std::move(done).error();
-}
-
-Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline,
-                              const std::function<Result<void>()>& take) {
+Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline, bool is_own) {
     std::optional<log::Step> step("keep from the driver");
     const auto keep_going = [&] { return asker({model::Progress::Phase::drain, 0, 0}); };
     auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
@@ -226,12 +205,13 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
                 known.rest = {gpu->used, 0};
             }
         set_devices(std::move(devices));
-        return take();
+        return await_driver(asker, deadline, is_own);
     });
     step.emplace("look how deeply it sleeps");
-    auto taken = guarded([&] { return take_stock(); });
-    if (!taken) return taken;
-    return done;
+    GPU_SLEEP_TRY(guarded([&] { return take_stock(); }));
+    if (!is_own) return done;
+    if (is_deep()) return {}; // whatever became of the process outside since
+    return done ? not_deeply("another process has restored it") : std::move(done).error();
 }
 
 Result<void> DeepSleep::check_again() {
@@ -257,11 +237,16 @@ Result<void> DeepSleep::drain(Clock::time_point deadline, const std::function<bo
     return done;
 }
 
-Result<void> DeepSleep::wait_for_asker(const server::ProgressSink& asker) {
-    while (asker({model::Progress::Phase::deep, 0, 0})) {
-        if (memory_.is_ending()) return make_error(ErrorCode::no_process, "the process is ending");
-        std::this_thread::sleep_for(k_look_again);
+Result<void> DeepSleep::await_driver(const server::ProgressSink& asker, Clock::time_point deadline,
+                                     bool is_own) {
+    constexpr Milliseconds k_look_again{1};
+    const auto goes_on = [&] { return asker({model::Progress::Phase::deep, 0, 0}); };
+    if (is_own) {
+        auto taken = means_->outside->checkpoint(deadline, [&] { return !memory_.is_ending() && goes_on(); });
+        return taken ? Result<void>() : not_deeply(taken.error().message);
     }
+    for (; goes_on(); std::this_thread::sleep_for(k_look_again))
+        if (memory_.is_ending()) return process_is_ending();
     return {};
 }
 
@@ -329,11 +314,7 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) {
     if (!looks_) looks_.emplace(*means_->outside);
-    return needs(request, looks_->look());
-}
-
-Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request,
-                                                          const Result<std::vector<OutsideGpu>>& gpus) const {
+    const auto gpus = looks_->look();
     {
         const MutexLock lock(mutex_);
         if (lost_) return *lost_;

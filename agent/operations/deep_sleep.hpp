@@ -8,8 +8,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/thread_safety.hpp"
 #include "checkpoint/room.hpp"
 #include "checkpoint/steps.hpp"
 #include "client/room_plan.hpp"
@@ -21,16 +19,6 @@
 #include "outside/outside.hpp"
 #include "program_memory/program_memory.hpp"
 #include "server/request_queue.hpp"
-
-#include <atomic>
-#include <functional>
-#include <map>
-#include <optional>
-#include <set>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::operations {
 
@@ -105,12 +93,11 @@ public:
     /// After the process has fallen asleep, without its mutex: holds all calls of the program back, keeps the
     /// agent from the driver, tells `asker` (Progress::Phase::deep), and waits until that has locked and
     /// checkpointed this process, or not, and shut its side. Afterwards it is deep, or asleep as before.
-    /// Errors: driver_failed (a call of the driver did not return, or its context has failed), context_lost
-    /// (the driver failed with it).
-    [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline);
-    /// The same where the program itself asked: a process outside locks it by `deadline`, and checkpoints it,
-    /// while `goes_on`. Errors besides: driver_failed (it is asleep, but not deeply).
-    [[nodiscard]] Result<void> begin_own(const server::ProgressSink& goes_on, Clock::time_point deadline);
+    /// `is_own`: no command asked, so a process outside locks it by `deadline`, and checkpoints it, while
+    /// `asker` goes on. Errors: driver_failed (a call of the driver did not return, its context has failed,
+    /// or, if it `is_own`, it is asleep, but not deeply), context_lost (the driver failed with it).
+    [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline,
+                                     bool is_own);
     /// The request that check() was for has ended. Who is deep, or may be, goes on looking by the same
     /// process: another might find no library where the program has changed its root, and no descriptor.
     void end_looks() noexcept {
@@ -172,20 +159,17 @@ private:
         const MutexLock lock(mutex_);
         devices_.swap(devices);
     }
-    /// begin(), with `take` for what has the driver lock and checkpoint the process.
-    [[nodiscard]] Result<void> begin(const server::ProgressSink& asker, Clock::time_point deadline,
-                                     const std::function<Result<void>()>& take);
     /// Once no call of the program passes the gate: whether what check() found still holds; devices that are
     /// new since then are noted. Errors: driver_failed.
     [[nodiscard]] Result<void> check_again();
     /// Then, too: has the work that is left be done, and notes that it is.
     /// Errors: context_lost (a context has failed), and others of driver::drain().
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
-    [[nodiscard]] Result<void> wait_for_asker(const server::ProgressSink& asker);
+    /// Has the driver lock and checkpoint the process, or waits until the asker has.
+    [[nodiscard]] Result<void> await_driver(const server::ProgressSink& asker, Clock::time_point deadline,
+                                            bool is_own);
     /// After the asker has done what it could.
     [[nodiscard]] Result<void> take_stock();
-    [[nodiscard]] Result<std::vector<model::DeviceReport>>
-    needs(const model::WakeRequest& request, const Result<std::vector<OutsideGpu>>& gpus) const;
     /// As look(), of one that was found so.
     [[nodiscard]] Result<bool> settle(checkpoint::State found);
     void come_back() noexcept;

@@ -5,12 +5,9 @@
 
 #include "operations/giving_back.hpp"
 
-#include "base/guard.hpp"
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
 #include "registry/registry.hpp"
-
-#include <thread>
 
 namespace gpu_sleep::agent::operations {
 
@@ -30,18 +27,13 @@ constexpr Milliseconds k_longest_rest{100};
 /// Gives up what of the retained contents the host has no room for, if it was not looked at just now. Returns
 /// whether the host is short of memory.
 bool GivingBack::retained_gives_way() noexcept {
-    const auto now = Clock::now();
-    if (now < next_look_at_host_) {
-        // Another caller asked for this look, in place of the one that was asked for here.
-        memory_.tidy_within(std::chrono::ceil<Milliseconds>(next_look_at_host_ - now));
-        return false;
-    }
+    if (is_early(memory_, next_look_at_host_)) return false;
     const bool holds_any = retired_.has_any() || memory_.with_lock([](const LockedMemory& locked) {
         return locked.contents().retained() > 0;
     });
     if (!holds_any) return false;
     memory_.tidy_within(k_between_looks_at_host); // first: looking may fail
-    next_look_at_host_ = now + k_between_looks_at_host;
+    next_look_at_host_ = Clock::now() + k_between_looks_at_host;
     bool is_short = false;
     ignoring_errors([&] { is_short = memory_.give_way(); });
     return is_short;
@@ -66,10 +58,7 @@ bool GivingBack::is_any_awake() {
 template <class Work>
 bool GivingBack::in_time(bool may_rest, Work&& work) {
     const auto start = Clock::now();
-    if (may_rest && start < next_time_) { // earlier looks go past it
-        memory_.tidy_within(std::chrono::ceil<Milliseconds>(next_time_ - start));
-        return false;
-    }
+    if (may_rest && is_early(memory_, next_time_)) return false;
     if (!work()) return false;
     if (!may_rest) return true;
     const auto end = Clock::now();

@@ -5,11 +5,8 @@
 
 #pragma once
 
-#include "base/units.hpp"
-#include "operations/idle_watch.hpp"
 #include "operations/preparing.hpp"
 #include "operations/process_status.hpp"
-#include "program_memory/program_memory.hpp"
 
 namespace gpu_sleep::agent::operations {
 

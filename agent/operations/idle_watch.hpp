@@ -4,13 +4,8 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
-#include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "driver/api.hpp"
-
-#include <cstdint>
-#include <optional>
 
 namespace gpu_sleep::agent::operations {
 

@@ -5,17 +5,18 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "model/model.hpp"
 #include "server/request_queue.hpp"
-
-#include <cstdint>
-#include <functional>
 
 namespace gpu_sleep::agent::operations {
 
 /// Why an operation ends whose asker does not want it any more.
 [[nodiscard]] Error withdrawn();
+/// Why nothing is done any more.
+[[nodiscard]] Error process_is_ending();
+
+/// Of an operation that no other process takes part in.
+inline const server::DirectiveSource k_alone{};
 
 /// The places of an operation where it waits for its command's word, if the request is joint. Used on the
 /// operations thread.
@@ -26,7 +27,7 @@ class Joint {
 public:
     static constexpr Milliseconds k_patience{10'000};
 
-    /// All outlive it. `directives` may be empty where the request is not joint.
+    /// All outlive it. The operation is joint if `directives` are not k_alone, too.
     Joint(bool is_joint, const server::ProgressSink& progress,
           const server::DirectiveSource& directives) noexcept
         : is_joint_(is_joint && directives), progress_(progress), directives_(directives) {}

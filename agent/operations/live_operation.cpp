@@ -2,17 +2,8 @@
 // Copyright the gpu-sleep authors.
 // The steps of a move, and what it says of itself.
 
-#include "operations/live_operation.hpp"
-
-#include "base/guard.hpp"
 #include "base/log.hpp"
-#include "base/threads.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "driver/device_session.hpp"
-#include "driver/kernels/fingerprint.hpp"
-#include "driver/memory.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
 #include "registry/registry.hpp"
@@ -62,42 +53,42 @@ private:
 /// One move, in the turn of the operation that makes it. On the operations thread.
 class LiveOperation {
 public:
-    /// What is moved, and notes for the user, are added to `report`. All outlive it.
-    LiveOperation(const Ground& ground, Callbacks& callbacks, Direction direction, const LiveControl& control,
-                  bool is_forced, model::Report& report)
-        : ground_(ground), memory_(ground.memory), callbacks_(callbacks), direction_(direction),
-          control_(control), is_forced_(is_forced), report_(report), alone_(false, control.progress, nobody_),
-          limit_(sleep::first_piece_limit(direction)) {}
+    /// What is moved, and notes for the user, are added to the report of `its`, which outlives it.
+    LiveOperation(Operation& its, Direction direction, const model::Terms& terms, bool is_forced)
+        : its_(its), memory_(its.memory), direction_(direction),
+          deadline_(terms.bounds_all ? its.deadline : Clock::time_point::max()), is_forced_(is_forced),
+          alone_(false, its.progress, k_alone), limit_(sleep::first_piece_limit(direction)) {}
 
-    /// Moves what sleep::plan_live() chooses; what is written all the time stays where it is, with a note.
-    /// Ends at the first error, which says what has moved and stays moved. A late callback, whose work
-    /// nothing holds back, is awaited first. Errors: those of plan_live(), Callbacks::await_idle(), Quiesce
-    /// and LiveMove; out_of_host_memory, driver_failed.
-    Result<void> run(const std::vector<std::string>& tags, Bytes bytes) {
+    /// Moves what sleep::plan_live() chooses, or says what that would do; what is written all the time stays
+    /// where it is, with a note. Ends at the first error, which says what has moved and stays moved. A late
+    /// callback, whose work nothing holds back, is awaited first. Errors: those of plan_live(), MemoryKind,
+    /// Callbacks::await_idle(), Quiesce and LiveMove; out_of_host_memory, driver_failed.
+    Result<void> run(const std::vector<std::string>& tags, Bytes bytes, bool is_dry) {
         const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
         // Refused before anything moves.
         for (const auto& part : parts) GPU_SLEEP_TRY(kind(part.device));
         if (parts.empty()) return {};
+        if (is_dry) return rehearse(parts);
         for (const auto& part : parts) largest_ = std::max(largest_, part.span.bytes);
-        GPU_SLEEP_TRY(callbacks_.await_idle(control_.waits_until));
+        GPU_SLEEP_TRY(its_.ground.callbacks.await_idle(its_.deadline));
         GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
         auto done =
             guarded([&] { return direction_ == Direction::to_host ? move_out(parts) : move_in(parts); });
         leave_contexts();
         static_cast<void>(count_host(0)); // which takes nothing more
-        report_.changed |= moved_ > 0;
+        its_.report.changed |= moved_ > 0;
         ignoring_errors([&] {
             for (const auto& [ordinal, clock] : clocks_) add_steps(ordinal, clock.times());
             static_cast<void>(note_memory(&model::DeviceReport::free_after));
             if (stayed_ > 0)
-                report_.notes.push_back(
+                its_.report.notes.push_back(
                     fmt::format("{} stay where they are: in each of {} attempts, the program "
                                 "wrote more than a tenth of it during the copy",
                                 format_bytes(stayed_), sleep::k_most_rounds));
             if (moved_ > 0 && done)
-                report_.notes.push_back(fmt::format(
+                its_.report.notes.push_back(fmt::format(
                     "{} moved {} while the program ran; its work waited for {} at most", format_bytes(moved_),
-                    words_of(direction_), format_seconds(report_.longest_pause)));
+                    words_of(direction_), format_seconds(its_.report.longest_pause)));
             if (moved_ > 0 && !done)
                 done.error().message += fmt::format("; before that, {} moved {}, and stay there",
                                                     format_bytes(moved_), words_of(direction_));
@@ -105,29 +96,23 @@ public:
         return done;
     }
 
-    /// Says what run() would do. Errors: those of plan_live(), and of MemoryKind.
-    Result<void> rehearse(const std::vector<std::string>& tags, Bytes bytes) {
-        const auto parts = GPU_SLEEP_TRY(plan(tags, bytes));
-        for (const auto& part : parts) {
-            GPU_SLEEP_TRY(kind(part.device));
-            add_bytes(part.device, part.span.bytes);
-        }
-        if (parts.empty()) return {};
+private:
+    Result<void> rehearse(std::span<const sleep::LivePart> parts) {
+        for (const auto& part : parts) add_bytes(part.device, part.span.bytes);
         GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
-        for (auto& device : report_.devices)
+        for (auto& device : its_.report.devices)
             device.free_after = direction_ == Direction::to_host
                                     ? device.free_before + device.released
                                     : device.free_before - std::min(device.free_before, device.released);
         const auto expected = sleep::estimate_move(direction_, parts);
-        report_.notes.push_back(fmt::format("{} would move {} in about {} if the program is at rest; its "
-                                            "work would wait for about {} at a time",
-                                            format_bytes(sleep::bytes_of(parts)), words_of(direction_),
-                                            format_seconds(expected.time.count()),
-                                            format_seconds(expected.pause.count())));
+        its_.report.notes.push_back(fmt::format("{} would move {} in about {} if the program is at rest; its "
+                                                "work would wait for about {} at a time",
+                                                format_bytes(sleep::bytes_of(parts)), words_of(direction_),
+                                                format_seconds(expected.time.count()),
+                                                format_seconds(expected.pause.count())));
         return {};
     }
 
-private:
     Result<std::vector<sleep::LivePart>> plan(const std::vector<std::string>& tags, Bytes bytes) {
         auto parts = memory_.with_lock([&](const LockedMemory& locked) {
             return guarded([&] { return sleep::plan_live(locked.ledger(), direction_, tags, bytes); });
@@ -182,7 +167,7 @@ private:
                     moved->let_go();
                 });
             if (works_until_) {
-                std::this_thread::sleep_until(std::min(*works_until_, control_.deadline));
+                std::this_thread::sleep_until(std::min(*works_until_, deadline_));
                 releasing.reset(); // it would make the next pause longer
             }
             GPU_SLEEP_TRY(finish(*piece));
@@ -197,8 +182,8 @@ private:
     /// Tells of `done` bytes of `total`. Errors: no_process, timed_out, cancelled.
     Result<void> check_may_go_on(Bytes done, Bytes total) {
         if (memory_.is_ending()) return process_is_ending();
-        if (Clock::now() >= control_.deadline) return make_error(ErrorCode::timed_out, "time ran out");
-        if (!control_.progress({model::Progress::Phase::transfer, done, total})) return withdrawn();
+        if (Clock::now() >= deadline_) return make_error(ErrorCode::timed_out, "time ran out");
+        if (!its_.progress({model::Progress::Phase::transfer, done, total})) return withdrawn();
         return {};
     }
 
@@ -234,15 +219,12 @@ private:
     }
 
     Result<void> copy(sleep::LiveMove& piece) {
-        const auto slice = [&](driver::DeviceSession& with) {
-            return memory_.with_lock([&](LockedMemory& locked) {
-                return guarded([&] { return piece.copy(with, locked.ledger()); });
-            });
-        };
         auto done = guarded([&]() -> Result<void> {
             const auto with = GPU_SLEEP_TRY(session(piece.device()));
             for (;;) {
-                const auto copied = GPU_SLEEP_TRY(slice(*with));
+                const auto copied = GPU_SLEEP_TRY(memory_.with_lock([&](LockedMemory& locked) {
+                    return guarded([&] { return piece.copy(*with, locked.ledger()); });
+                }));
                 if (copied) return piece.seal(*with);
             }
         });
@@ -275,15 +257,15 @@ private:
             bool makes_way = false;
             const server::ProgressSink progress = [&](const model::Progress& now) {
                 makes_way |= registry::books().contexts.one_waits_to_end();
-                return !makes_way && control_.progress(now);
+                return !makes_way && its_.progress(now);
             };
             const auto begun = Clock::now();
-            auto is_quiet = stop_work(progress, std::min(control_.deadline, begun + k_patience));
-            report_.times.drain += seconds_since(begun);
+            auto is_quiet = stop_work(progress, std::min(deadline_, begun + k_patience));
+            its_.report.times.drain += seconds_since(begun);
             if (is_quiet) return {};
             if (!makes_way) return std::move(is_quiet).error();
-            ground_.settle_gate();
-            if (Clock::now() >= std::min(control_.deadline, gives_up))
+            its_.ground.settle_gate();
+            if (Clock::now() >= std::min(deadline_, gives_up))
                 return make_error(ErrorCode::timed_out, "the program keeps ending contexts");
         }
     }
@@ -291,7 +273,7 @@ private:
         if (!memory_.with_lock([](const LockedMemory& locked) { return pause_would_hold_work(locked); }))
             return {};
         if (auto seen = intercepted::check_all_is_seen(); !seen && !is_forced_) return seen;
-        Quiesce quiesce(ground_, nullptr, progress, alone_, deadline);
+        Quiesce quiesce(its_.ground, nullptr, progress, alone_, deadline);
         GPU_SLEEP_TRY(quiesce.shut_gate(false));
         if (auto seen = intercepted::check_calls_are_seen(); !seen && !is_forced_) return seen;
         return quiesce.drain();
@@ -309,7 +291,7 @@ private:
             // Before, it would wait for the program's work; outward it does so while host memory is made.
             if (direction_ == Direction::to_device) GPU_SLEEP_TRY(reserve_fingerprints(session));
             return memory_.with_lock([&](LockedMemory& locked) {
-                return ground_.transact(locked, [&] {
+                return its_.ground.transact(locked, [&] {
                     auto found = guarded(
                         [&] { return piece.swap(session, locked.ledger(), locked.contents(), round); });
                     if (!found) leave_contexts(); // before the program may free what is being read
@@ -317,15 +299,15 @@ private:
                 });
             });
         });
-        if (!verdict) ground_.come_first_at_exit(); // what could not be mapped again sleeps
-        ground_.settle_gate();
+        if (!verdict) its_.ground.come_first_at_exit(); // what could not be mapped again sleeps
+        its_.ground.settle_gate();
         works_until_.reset();
         if (!held_since) return verdict;
         const auto ended = Clock::now();
         const bool was_felt = gate.waiting().held_ever > held_before && gate::Gate::is_open();
         if (was_felt) works_until_ = ended + std::min<Clock::duration>(ended - *held_since, k_most_rest);
         const std::chrono::duration<double> pause = ended - *held_since;
-        report_.longest_pause = std::max(report_.longest_pause, pause.count());
+        its_.report.longest_pause = std::max(its_.report.longest_pause, pause.count());
         if (piece.moved() > 0) limit_ = sleep::next_piece_limit(direction_, piece.bytes(), pause);
         return verdict;
     }
@@ -374,7 +356,7 @@ private:
     }
 
     void add_bytes(int ordinal, Bytes bytes) {
-        auto& all = sleep::device_in(report_, ordinal);
+        auto& all = sleep::device_in(its_.report, ordinal);
         all.released += bytes;
         all.kept += bytes;
         moved_ += bytes;
@@ -382,7 +364,7 @@ private:
 
     void add_steps(int ordinal, const model::StepTimes& steps) noexcept {
         ignoring_errors([&] {
-            auto& all = sleep::device_in(report_, ordinal);
+            auto& all = sleep::device_in(its_.report, ordinal);
             for (std::size_t i = 0; i < steps.size(); ++i) all.steps[i] += steps[i];
         });
     }
@@ -396,21 +378,18 @@ private:
             if (!kinds_.contains(context.device())) continue;
             const driver::CurrentContext current(api, context.get());
             const auto memory = GPU_SLEEP_TRY(driver::memory_info(api));
-            auto& all = sleep::device_in(report_, context.device());
+            auto& all = sleep::device_in(its_.report, context.device());
             all.*free = memory.free;
             all.total = memory.total;
         }
         return {};
     }
 
-    const Ground& ground_;
+    Operation& its_;
     ProgramMemory& memory_;
-    Callbacks& callbacks_;
     const sleep::Direction direction_;
-    const LiveControl control_;
+    const Clock::time_point deadline_;
     const bool is_forced_;
-    model::Report& report_;
-    const server::DirectiveSource nobody_;
     Joint alone_;
     std::map<int, driver::MemoryKind> kinds_;
     std::map<int, model::StepClock> clocks_;       ///< of what no session counts
@@ -427,30 +406,23 @@ private:
 
 } // namespace
 
-Result<model::Report> move_out(const Ground& ground, Callbacks& callbacks, Inhibitors& inhibitors,
+Result<model::Report> move_out(const Ground& ground, const Inhibitors& inhibitors,
                                const model::LiveRequest& request, const server::ProgressSink& progress,
                                server::Asker asker) {
     if (inhibitors.now() && asker == server::Asker::command && !request.ignore_inhibitors)
         return make_error(ErrorCode::inhibited, "sleeps are inhibited");
-    Operation its{ground, progress, Clock::now() + request.timeout};
+    Operation its(ground, progress, request, model::Operation::sleep);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(true));
     if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
     const driver::RelaxedCaptureMode relaxed(ground.memory.api());
-    its.report.operation = model::Operation::sleep;
-    its.report.dry_run = request.dry_run;
-    const auto deadline = request.bounds_all ? its.deadline : Clock::time_point::max();
-    LiveOperation move(ground, callbacks, Direction::to_host, {progress, deadline, its.deadline},
-                       request.force, its.report);
-    GPU_SLEEP_TRY(request.dry_run ? move.rehearse(request.tags, request.bytes)
-                                  : move.run(request.tags, request.bytes));
+    LiveOperation move(its, Direction::to_host, request, request.force);
+    GPU_SLEEP_TRY(move.run(request.tags, request.bytes, request.dry_run));
     return its.reported();
 }
 
-Result<void> move_back(const Ground& ground, Callbacks& callbacks, const model::WakeRequest& request,
-                       const LiveControl& control, model::Report& report) {
-    LiveOperation move(ground, callbacks, Direction::to_device, control, false, report);
-    return request.dry_run ? move.rehearse(request.tags, request.live_bytes)
-                           : move.run(request.tags, request.live_bytes);
+Result<void> move_back(Operation& wake, const model::WakeRequest& request) {
+    return LiveOperation(wake, Direction::to_device, request, false)
+        .run(request.tags, request.live_bytes, request.dry_run);
 }
 
 } // namespace gpu_sleep::agent::operations

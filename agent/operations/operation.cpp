@@ -6,14 +6,9 @@
 
 #include "base/log.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
-
-Error process_is_ending() {
-    return make_error(ErrorCode::no_process, "the process is ending");
-}
 
 std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate) {
     return leaves_gate ? std::shared_lock(registry::books().contexts.alive)
@@ -47,25 +42,23 @@ model::Report Operation::reported() noexcept {
     return std::move(report);
 }
 
-Result<model::Report> call(const Ground& ground, Callbacks& callbacks, const model::CallRequest& request,
+Result<model::Report> call(const Ground& ground, const model::CallRequest& request,
                            const server::ProgressSink& progress) {
-    Operation its{ground, progress, Clock::now() + request.timeout};
+    Operation its(ground, progress, request);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(false));
-    its.report.dry_run = request.dry_run;
-    its.report.changed = callbacks.has_named(request.name);
+    its.report.changed = ground.callbacks.has_named(request.name);
     if (its.report.changed && !request.dry_run) {
         if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply: no callback can run");
-        its.report.reply = GPU_SLEEP_TRY(callbacks.run_named(request.name, request.argument, its.deadline));
+        its.report.reply =
+            GPU_SLEEP_TRY(ground.callbacks.run_named(request.name, request.argument, its.deadline));
     }
     return its.reported();
 }
 
 Result<model::Report> release(const Ground& ground, const model::ReleaseRequest& request,
                               const server::ProgressSink& progress) {
-    Operation its{ground, progress, Clock::now() + request.timeout};
+    Operation its(ground, progress, request, model::Operation::sleep);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(false));
-    its.report.operation = model::Operation::sleep;
-    its.report.dry_run = request.dry_run;
     Bytes retained = 0;
     if (!is_deep) {
         const driver::RelaxedCaptureMode relaxed(its.memory.api());

@@ -1,30 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The common frame of operations: the turn, the contexts that one works in, the gate and the report. The two
-// operations that need little more are here, too.
+// Operations, and their common frame: the turn, the contexts that one works in, the gate and the report.
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/guard.hpp"
 #include "callbacks/callbacks.hpp"
-#include "model/model.hpp"
-#include "operations/deep_sleep.hpp"
 #include "operations/giving_back.hpp"
-#include "operations/process_status.hpp"
-#include "operations/turnstile.hpp"
-#include "program_memory/program_memory.hpp"
-#include "server/request_queue.hpp"
-
-#include <memory>
-#include <shared_mutex>
-#include <type_traits>
-#include <utility>
+#include "operations/joint.hpp"
+#include "operations/room_making.hpp"
+#include "torch/torch_trim.hpp"
 
 namespace gpu_sleep::agent::operations {
-
-/// Why nothing is done any more.
-[[nodiscard]] Error process_is_ending();
 
 /// Keeps contexts from ending, for an operation that has not shut the gate: one that only looks, or only
 /// moves what sleeps. For any other the gate holds back calls that end contexts.
@@ -37,6 +23,8 @@ struct Ground {
     Turnstile& turnstile;
     DeepSleep& deep;
     GivingBack& giving_back;
+    IdleWatch& idle;
+    Callbacks& callbacks;
     /// Has the agent hear of the process's end before all others: called before the gate stays shut.
     void (*come_first_at_exit)() noexcept;
 
@@ -57,6 +45,13 @@ struct Ground {
 
 /// The part that all operations have in common. Each is run once, on the operations thread.
 struct Operation {
+    Operation(const Ground& its, const server::ProgressSink& asker, const model::Terms& terms,
+              model::Operation kind = model::Operation::status)
+        : ground(its), progress(asker), deadline(start + terms.timeout) {
+        report.operation = kind;
+        report.dry_run = terms.dry_run;
+    }
+
     /// Waits for the turn, which lasts until this is destroyed. Errors: those of Turnstile::enter();
     /// no_process (it is ending).
     [[nodiscard]] Result<void> take_turn(bool is_sleep);
@@ -65,28 +60,74 @@ struct Operation {
     /// Adds to the report how all stands now, and returns it. A shortage of memory only thins it.
     [[nodiscard]] model::Report reported() noexcept;
 
+    const Clock::time_point start = Clock::now();
     const Ground& ground;
     const server::ProgressSink& progress;
-    const Clock::time_point deadline;
-    const Clock::time_point start = Clock::now();
+    Clock::time_point deadline;
     ProgramMemory& memory = ground.memory;
-    model::Report report{};
+    model::Report report;
     struct Leave {
         void operator()(Turnstile* turnstile) const noexcept { turnstile->leave(); }
     };
-    std::unique_ptr<Turnstile, Leave> turn{};
+    std::unique_ptr<Turnstile, Leave> turn;
 };
 
 /// Runs the callback, while nothing sleeps or wakes, and reports its reply; in a dry run reports only whether
 /// there is one. Called on the operations thread. Errors: those of Turnstile::enter(), DeepSleep::look() and
 /// Callbacks::run_named(); refused (it sleeps deeply), no_process (it is ending).
-[[nodiscard]] Result<model::Report> call(const Ground& ground, Callbacks& callbacks,
-                                         const model::CallRequest& request,
+[[nodiscard]] Result<model::Report> call(const Ground& ground, const model::CallRequest& request,
                                          const server::ProgressSink& progress);
 
 /// Gives back all host memory that is retained, at once; in a dry run says how much that is. Called on the
 /// operations thread. Errors: those of Turnstile::enter() and DeepSleep::look(); no_process (it is ending).
 [[nodiscard]] Result<model::Report> release(const Ground& ground, const model::ReleaseRequest& request,
                                             const server::ProgressSink& progress);
+
+/// Moves contents of a program that goes on, piece by piece: to host memory, at the same addresses, what
+/// sleep::plan_live() chooses. Work is held back only while a piece is compared and mapped. What is written
+/// all the time stays where it is, with a note. Ends at the first error, which says what has moved and stays
+/// moved. Errors: those of plan_live(), Turnstile::enter(), Callbacks::await_idle(), Quiesce and LiveMove;
+/// inhibited, out_of_host_memory, driver_failed.
+[[nodiscard]] Result<model::Report> move_out(const Ground& ground, const Inhibitors& inhibitors,
+                                             const model::LiveRequest& request,
+                                             const server::ProgressSink& progress, server::Asker asker);
+/// The way back, as a part of the wake by `request`, to whose report it adds what it does. Work is held back
+/// while a piece is copied and mapped. Errors: as those of move_out().
+[[nodiscard]] Result<void> move_back(Operation& wake, const model::WakeRequest& request);
+
+/// The services that a sleep uses. One for the process.
+struct SleepGround {
+    const Ground& every;
+    Inhibitors& inhibitors;
+    torch::TorchTrim& torch_trim; ///< used by one operation at a time
+    Preparation& preparation;
+};
+
+/// One sleep, on the operations thread. Errors: those of Turnstile::enter(), Callbacks::run_before_sleep(),
+/// Quiesce, Transactions::sleep() and Joint::wait_ready(): all is awake that was, but for what could not be
+/// mapped again; inhibited, unseen_library, io_failed, no_process (it is ending), cancelled.
+///
+/// Where it is `only_if_idle`, of which `request` is a part, a process that is not idle as asked, or works
+/// again before the point of no return, is reported unchanged, with a note that says why.
+[[nodiscard]] Result<model::Report> sleep(const SleepGround& ground, const model::SleepRequest& request,
+                                          const model::IdleSleepRequest* only_if_idle,
+                                          const server::ProgressSink& progress,
+                                          const server::DirectiveSource& directives, server::Asker asker);
+
+/// When a wake was asked for, and whether it has been tried since.
+struct Asked {
+    Clock::time_point since = Clock::now();
+    bool is_tried = false;
+};
+
+/// One wake, tried once, on the operations thread. Where it has an order, one part after another. Errors:
+/// those of Turnstile::enter(), Gate::close(), Transactions::check_free_memory() and Transactions::wake():
+/// all that slept still does; of Woken::left: some of it; those of DeepSleep::find_room(), DeepSleep::end(),
+/// GpuLines::wait_for_room() and Joint::wait_ready(); no_process (it is ending); invalid_argument (joint, and
+/// in an order; to other GPUs, and not from a deep sleep).
+[[nodiscard]] Result<model::Report> wake(const Ground& ground, GpuLines& lines,
+                                         const model::WakeRequest& request,
+                                         const server::ProgressSink& progress,
+                                         const server::DirectiveSource& directives, Asked asked);
 
 } // namespace gpu_sleep::agent::operations

@@ -6,7 +6,6 @@
 
 #include "base/log.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -24,34 +23,33 @@ Result<model::Report> Operations::run(const server::Operation& operation,
                                       const server::ProgressSink& progress,
                                       const server::DirectiveSource& directives, server::Asker asker,
                                       Asked asked) {
-    const auto* const sleep = model::sleep_in(operation);
-    const auto* const wake = std::get_if<model::WakeRequest>(&operation);
     std::optional<log::Step> step;
     if (!asked.is_tried) step.emplace(name_of(operation));
     if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
         return operations::release(ground_, *release, progress);
     if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
-        return move_out(ground_, callbacks, inhibitors, *live, progress, asker);
+        return move_out(ground_, inhibitors, *live, progress, asker);
     if (const auto* const call = std::get_if<model::CallRequest>(&operation))
-        return operations::call(ground_, callbacks, *call, progress);
-    Joint joint(sleep ? sleep->joint : wake->joint, progress, directives);
-    if (const auto* const if_idle = std::get_if<model::IdleSleepRequest>(&operation))
-        return sleep_if_idle(sleeps_, *if_idle, progress, joint, asker);
-    if (sleep) return operations::sleep(sleeps_, *sleep, progress, joint, asker);
-    if (!wake->make_room) return operations::wake(wakes_, *wake, progress, joint, asked);
-    const auto wake_by = [&](const auto& its) { return wake_alone(wakes_, its, progress, asked); };
-    if (wake->dry_run) return room.rehearse(wake_by, *wake);
-    const bool is_switch = asker == server::Asker::command && wake->min_awake.count() == 0;
-    auto woken = room.wake(
-        wake_by, [&](int device) { return driver::is_primary_active(memory_.api(), device); }, *wake,
-        asked.is_tried, is_switch);
+        return operations::call(ground_, *call, progress);
+    if (const auto* const sleep = model::sleep_in(operation))
+        return operations::sleep(sleeps_, *sleep, std::get_if<model::IdleSleepRequest>(&operation), progress,
+                                 directives, asker);
+    const auto& wake = std::get<model::WakeRequest>(operation);
+    if (!wake.make_room) return operations::wake(ground_, lines_, wake, progress, directives, asked);
+    const auto wake_by = [&](const auto& its) {
+        return operations::wake(ground_, lines_, its, progress, k_alone, asked);
+    };
+    if (wake.dry_run) return room.rehearse(wake_by, wake);
+    const bool is_switch = asker == server::Asker::command && wake.min_awake.count() == 0;
+    auto woken = room.wake(wake_by, wake, asked.is_tried, is_switch);
     if (woken && is_switch) status.note_wake(); // also of one that was awake: it is to stay so
     return woken;
 }
 
 RoomMaking::Holders Operations::holders(const model::WakeRequest& request) {
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-    return room.holders([&](const auto& its) { return wake_alone(wakes_, its, nobody, {}); }, request);
+    return room.holders([&](const auto& its) { return wake(ground_, lines_, its, nobody, k_alone, {}); },
+                        request);
 }
 
 bool Operations::is_unguarded() noexcept {

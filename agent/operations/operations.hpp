@@ -5,15 +5,7 @@
 
 #pragma once
 
-#include "operations/live_operation.hpp"
 #include "operations/operation.hpp"
-#include "operations/room_making.hpp"
-#include "operations/sleep_operation.hpp"
-#include "operations/wake_operation.hpp"
-
-#include <new>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 
@@ -28,7 +20,7 @@ class Operations {
 public:
     Operations(ProgramMemory& memory, std::string name, void (*comes_first_at_exit)() noexcept)
         : memory_(memory), status(memory, retired_, idle, inhibitors, devices_, deep, std::move(name)),
-          ground_{memory, status, turnstile, deep, giving_back_, comes_first_at_exit} {
+          ground_{memory, status, turnstile, deep, giving_back_, idle, callbacks, comes_first_at_exit} {
         callbacks.while_waiting([this] { giving_back_.while_waiting(); });
     }
     /// Where they never began in a child of fork(): another thread of the parent may have held their mutexes.
@@ -57,13 +49,12 @@ public:
     Turnstile turnstile;
     Callbacks callbacks;
     Preparation preparation;
-    RoomMaking room{lines_, status};
+    RoomMaking room{memory_, lines_, status};
 
 private:
     GivingBack giving_back_{memory_, retired_, status, idle, preparation};
     Ground ground_;
-    SleepGround sleeps_{ground_, idle, inhibitors, callbacks, torch_trim_, preparation};
-    WakeGround wakes_{ground_, idle, callbacks, lines_};
+    SleepGround sleeps_{ground_, inhibitors, torch_trim_, preparation};
 };
 
 } // namespace gpu_sleep::agent::operations

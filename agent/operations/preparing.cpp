@@ -4,7 +4,6 @@
 
 #include "operations/preparing.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "registry/registry.hpp"
 
@@ -61,11 +60,7 @@ bool Preparation::prepare_some(ProgramMemory& memory) {
     const auto settled = settled_after.load();
     if (settled == Milliseconds(0) && !urgent) return false;
     if (!memory.may_call_driver()) return false;
-    const auto early_by = next_look_ - Clock::now();
-    if (early_by > early_by.zero() && !urgent) {
-        memory.tidy_within(std::chrono::ceil<Milliseconds>(early_by)); // somebody else asked for this one
-        return false;
-    }
+    if (!urgent && is_early(memory, next_look_)) return false;
     const auto prepared = guarded([&]() -> Result<bool> {
         const auto device = look(memory);
         if (urgent) has_given_way_ = false;

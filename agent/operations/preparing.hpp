@@ -4,13 +4,17 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "program_memory/program_memory.hpp"
 
-#include <atomic>
-#include <optional>
-
 namespace gpu_sleep::agent::operations {
+
+/// Whether it is too early for what is due at `time`: then the memory is tidied again at that time, for
+/// somebody else asked for this one.
+[[nodiscard]] inline bool is_early(const ProgramMemory& memory, Clock::time_point time) {
+    const auto now = Clock::now();
+    if (now < time) memory.tidy_within(std::chrono::ceil<Milliseconds>(time - now));
+    return now < time;
+}
 
 /// The preparation that is wanted, and how far it is. All but the atomics is used on the operations thread
 /// alone.

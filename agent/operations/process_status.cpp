@@ -5,7 +5,6 @@
 #include "operations/process_status.hpp"
 
 #include "common/interception.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/memory.hpp"
 #include "intercepted/unseen.hpp"
 
@@ -62,19 +61,16 @@ Report ProcessStatus::report() {
         });
     if (is_unseen) report.idle_seconds.reset(); // it may be at work
     if (!report.deep && report.deep_refusal.empty()) report.deep_refusal = std::move(why_not_deep);
-    note_touch_trouble(report);
+    if (report.on_touch != model::OnTouch::wake || gate::Gate::instance().waiting().held_now == 0)
+        return report;
+    const MutexLock lock(mutex_);
+    if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
     return report;
 }
 
 model::State ProcessStatus::state() noexcept {
     return look([this](const LockedMemory& locked) { return state_with(locked.state()); },
                 [](const Report& before) { return before.state; });
-}
-
-void ProcessStatus::note_touch_trouble(Report& report) {
-    if (report.on_touch != model::OnTouch::wake || gate::Gate::instance().waiting().held_now == 0) return;
-    const MutexLock lock(mutex_);
-    if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
 }
 
 void ProcessStatus::complete(const LockedMemory& locked, Report& report) {

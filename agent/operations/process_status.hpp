@@ -4,18 +4,9 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
-#include "model/model.hpp"
 #include "operations/deep_sleep.hpp"
 #include "operations/idle_watch.hpp"
 #include "operations/turnstile.hpp"
-#include "program_memory/program_memory.hpp"
-
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::agent::operations {
 
@@ -81,7 +72,6 @@ private:
     /// says of how the process was when it began.
     template <class Use, class Before>
     [[nodiscard]] auto look(Use&& use, Before&& before);
-    void note_touch_trouble(model::Report& report);
     /// Deep asleep, what is left of it on a GPU is none.
     [[nodiscard]] model::State state_with(model::State state) const noexcept {
         return deep_.is_deep() && state != model::State::damaged ? model::State::asleep : state;

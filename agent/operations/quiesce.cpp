@@ -5,8 +5,6 @@
 #include "operations/quiesce.hpp"
 
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/memory.hpp"
 #include "intercepted/pending_work.hpp"
 #include "interpreter_lock/python_lock.hpp"

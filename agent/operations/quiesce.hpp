@@ -5,14 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "model/model.hpp"
 #include "operations/joint.hpp"
 #include "operations/operation.hpp"
-#include "server/request_queue.hpp"
-#include "torch/torch_trim.hpp"
-
-#include <functional>
 
 namespace gpu_sleep::agent::operations {
 

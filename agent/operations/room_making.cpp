@@ -4,14 +4,11 @@
 
 #include "operations/room_making.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
+#include "driver/context.hpp"
 #include "operations/joint.hpp"
 
 #include <fmt/ranges.h>
-
-#include <cerrno>
-#include <thread>
 
 namespace gpu_sleep::agent::operations {
 
@@ -31,13 +28,6 @@ constexpr Bytes k_room_margin = 64 * k_mib;
 /// tests/bench/RESULTS.md.
 constexpr Bytes k_context_margin = 640 * k_mib;
 constexpr int k_tries = 3;
-
-/// The wake as a dry run.
-model::WakeRequest rehearsal(const model::WakeRequest& request) {
-    auto dry = request;
-    dry.dry_run = true;
-    return dry;
-}
 
 std::vector<std::string> keys(const BytesByGpu& gpus) {
     std::vector<std::string> names;
@@ -64,10 +54,6 @@ BytesByGpu shortage(const Report& report, const std::function<Bytes(int device)>
     return gpus;
 }
 
-bool is_short(const Result<Report>& done) {
-    return !done && done.error().code == ErrorCode::out_of_device_memory;
-}
-
 /// Whether inhibitors that end in so many seconds end the wake rather than its wait.
 bool minds_inhibitors(const model::WakeRequest& request, double seconds) {
     return request.minds_inhibitors && seconds > std::chrono::duration<double>(request.wait).count();
@@ -79,33 +65,22 @@ std::string joined(const std::vector<std::string>& words) {
 
 } // namespace
 
-GpuLines::Entry* GpuLines::find(int directory, const std::string& gpu) {
-    const auto known = lines_.find(gpu);
-    // Closing the file would give up what is locked, which those that have the same file open still heed.
-    const bool is_good =
-        known != lines_.end() && (known->second.line.holds() || known->second.line.is_in_place(directory));
-    if (is_good) return &known->second;
-    if (known != lines_.end()) lines_.erase(known);
+client::GpuQueue* GpuLines::find(int directory, const std::string& gpu) {
+    if (const auto known = lines_.find(gpu); known != lines_.end()) {
+        // Closing the file would give up what is locked, which those that have the same file open still heed.
+        if (known->second.holds() || known->second.is_in_place(directory)) return &known->second;
+        lines_.erase(known);
+    }
     auto line = client::GpuQueue::open(directory, gpu);
-    return line ? &lines_.emplace(gpu, Entry{*std::move(line)}).first->second : nullptr;
+    return line ? &lines_.emplace(gpu, *std::move(line)).first->second : nullptr;
 }
 
 std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<std::string>& gpus) {
-    std::vector<std::string> locked;
-    bool has_all = true;
-    {
-        const MutexLock lock(mutex_);
-        for (const auto& gpu : gpus) {
-            auto* const line = find(directory, gpu);
-            if (!line) continue;
-            has_all = line->locks > 0 || line->line.lock();
-            if (!has_all) break;
-            ++line->locks;
-            locked.push_back(gpu);
-        }
-    }
-    Locks locks(this, {std::move(locked)});
-    return has_all ? std::optional(std::move(locks)) : std::nullopt;
+    Locks locks(this);
+    const MutexLock lock(mutex_);
+    for (const auto& gpu : gpus)
+        if (auto* const line = find(directory, gpu); line && !line->lock()) return std::nullopt;
+    return locks;
 }
 
 Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
@@ -115,7 +90,7 @@ Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string
     {
         const MutexLock lock(mutex_);
         for (const auto& gpu : gpus)
-            if (auto* const line = find(directory, gpu)) lines.push_back(&line->line);
+            if (auto* const line = find(directory, gpu)) lines.push_back(line);
         of_others = client::begin_counting(lines);
     }
     if (!of_others) return false;
@@ -139,14 +114,6 @@ Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& g
                 "another process is coming back to the same GPU, and did not get its memory in time");
         if (!keep_going()) return withdrawn();
         std::this_thread::sleep_for(k_look);
-    }
-}
-
-void GpuLines::unlock(const std::vector<std::string>& gpus) noexcept {
-    const MutexLock lock(mutex_);
-    for (const auto& gpu : gpus) {
-        const auto line = lines_.find(gpu);
-        if (line != lines_.end() && --line->second.locks == 0) line->second.line.unlock();
     }
 }
 
@@ -233,11 +200,12 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
     return against_;
 }
 
-Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_context_active,
-                                const model::WakeRequest& request, bool is_tried, bool goes_first) {
+Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& request, bool is_tried,
+                                bool goes_first) {
     waits_for_turn_ = false;
     if (!is_tried) first_try_ = Clock::now();
-    const auto dry = rehearsal(request);
+    auto dry = request;
+    dry.dry_run = true;
     auto rehearsed = wake(dry);
     if (!rehearsed) return rehearsed;
     const auto gpus = needs(*rehearsed);
@@ -255,10 +223,12 @@ Result<Report> RoomMaking::wake(const Wake& wake, const IsContextActive& is_cont
     }
     auto done = wake(request);
     std::vector<std::string> notes;
-    for (int tries = 1; tries <= k_tries && is_short(done); ++tries) {
+    for (int tries = 1; tries <= k_tries && !done; ++tries) {
+        if (done.error().code != ErrorCode::out_of_device_memory) break;
         const auto margin = [&](int device) {
             if (tries == 1) return Bytes{0};
-            return tries == k_tries && !is_context_active(device) ? k_context_margin : k_room_margin;
+            const bool makes_context = tries == k_tries && !driver::is_primary_active(memory_.api(), device);
+            return makes_context ? k_context_margin : k_room_margin;
         };
         const auto look = [&]() -> Result<BytesByGpu> {
             const auto now = GPU_SLEEP_TRY(wake(dry));
@@ -311,7 +281,9 @@ Result<Report> RoomMaking::rehearse(const Wake& wake, const model::WakeRequest& 
 }
 
 RoomMaking::Holders RoomMaking::holders(const Wake& wake, const model::WakeRequest& request) {
-    const auto rehearsed = wake(rehearsal(request));
+    auto dry = request;
+    dry.dry_run = true;
+    const auto rehearsed = wake(dry);
     return rehearsed ? holders(needs(*rehearsed)) : Holders();
 }
 

@@ -5,26 +5,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/process.hpp"
-#include "base/thread_safety.hpp"
-#include "base/units.hpp"
 #include "client/client.hpp"
 #include "client/gpu_queue.hpp"
 #include "client/room.hpp"
-#include "common/lock_order.hpp"
-#include "model/model.hpp"
 #include "operations/process_status.hpp"
-
-#include <atomic>
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::agent::operations {
 
@@ -33,14 +17,14 @@ namespace gpu_sleep::agent::operations {
 class GpuLines {
 public:
     struct Unlock {
-        std::vector<std::string> gpus;
-        void operator()(GpuLines* lines) const noexcept { lines->unlock(gpus); }
+        void operator()(GpuLines* lines) const noexcept { lines->have_all(&client::GpuQueue::unlock); }
     };
-    /// Locks of GPUs, given up when it is destroyed, or of none; a process may have the same one several
-    /// times.
+    /// Locks of GPUs, given up when it is destroyed, or of none. One at a time.
     using Locks = std::unique_ptr<GpuLines, Unlock>;
     struct GiveRoomBack {
-        void operator()(GpuLines* lines) const noexcept { lines->give_room_back(); }
+        void operator()(GpuLines* lines) const noexcept {
+            lines->have_all(&client::GpuQueue::give_room_back);
+        }
     };
     /// Room on GPUs, given back when it is destroyed. One at a time.
     using Room = std::unique_ptr<GpuLines, GiveRoomBack>;
@@ -50,15 +34,15 @@ public:
         std::uint32_t before = 0;
         const MutexLock lock(mutex_);
         for (const auto& gpu : gpus)
-            if (auto* const line = find(directory, gpu); line && line->line.stand())
-                before = std::max(before, line->line.before());
+            if (auto* const line = find(directory, gpu); line && line->stand())
+                before = std::max(before, line->before());
         return before;
     }
     /// Gives up all places.
     void leave() noexcept {
+        have_all(&client::GpuQueue::leave);
         const MutexLock lock(mutex_);
-        for (auto& [gpu, line] : lines_) line.line.leave();
-        std::erase_if(lines_, [](const auto& each) { return !each.second.line.holds(); });
+        std::erase_if(lines_, [](const auto& each) { return !each.second.holds(); });
     }
 
     /// Takes the locks of all `gpus`, whoever stands in line, or of none: nobody waits with one of them.
@@ -69,7 +53,7 @@ public:
         const MutexLock lock(mutex_);
         return std::ranges::any_of(gpus, [&](const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_) {
             const auto* const line = find(directory, gpu);
-            return line && line->line.is_shared();
+            return line && line->is_shared();
         });
     }
 
@@ -82,24 +66,18 @@ public:
                                              const std::function<bool()>& keep_going);
 
 private:
-    struct Entry {
-        client::GpuQueue line;
-        unsigned locks = 0; ///< how many times this process has its lock
-    };
-
     /// One try of wait_for_room(). False: others are not done.
     [[nodiscard]] Result<bool> try_for_room(int directory, const std::vector<std::string>& gpus,
                                             const CountRoom& count);
     /// Null if there is none.
-    [[nodiscard]] Entry* find(int directory, const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_);
-    void unlock(const std::vector<std::string>& gpus) noexcept;
-    void give_room_back() noexcept {
+    [[nodiscard]] client::GpuQueue* find(int directory, const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_);
+    void have_all(void (client::GpuQueue::*does)() noexcept) noexcept {
         const MutexLock lock(mutex_);
-        for (auto& [gpu, line] : lines_) line.line.give_room_back();
+        for (auto& [gpu, line] : lines_) (line.*does)();
     }
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< held for moments only
-    std::map<std::string, Entry> lines_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::map<std::string, client::GpuQueue> lines_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 
 /// Such wakes take turns, each GPU's one after another: who is not first in line, or cannot have room yet,
@@ -109,18 +87,16 @@ class RoomMaking {
 public:
     /// Tries a wake alone, or rehearses it.
     using Wake = std::function<Result<model::Report>(const model::WakeRequest&)>;
-    /// Whether a device's primary context is active: otherwise a wake makes it.
-    using IsContextActive = std::function<bool(int device)>;
 
-    RoomMaking(GpuLines& lines, ProcessStatus& status) noexcept : lines_(lines), status_(status) {}
+    RoomMaking(const ProgramMemory& memory, GpuLines& lines, ProcessStatus& status) noexcept
+        : memory_(memory), lines_(lines), status_(status) {}
 
     /// One try, the first or one of those after it; with `goes_first` before those in line. Whom it puts to
     /// sleep stands in the report's notes.
     /// Errors: those of wake(); out_of_device_memory also where it is not its turn, or others
     /// cannot sleep: the message says who has the memory and why; inhibited where the request minds that.
-    [[nodiscard]] Result<model::Report> wake(const Wake& wake, const IsContextActive& is_context_active,
-                                             const model::WakeRequest& request, bool is_tried,
-                                             bool goes_first);
+    [[nodiscard]] Result<model::Report> wake(const Wake& wake, const model::WakeRequest& request,
+                                             bool is_tried, bool goes_first);
 
     /// Rehearses a wake and says in the report's notes who would be put to sleep for it, or what stands
     /// against it. Takes no place in line. Errors: those of WakeOperation::run().
@@ -162,6 +138,7 @@ private:
                                                 std::vector<std::string>& notes);
     [[nodiscard]] std::vector<client::Holder> ask_neighbours(const client::Neighbours& neighbours);
 
+    const ProgramMemory& memory_;
     GpuLines& lines_;
     ProcessStatus& status_;
     std::atomic<std::uint32_t> place_{0};

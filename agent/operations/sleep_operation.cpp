@@ -3,21 +3,12 @@
 // A sleep as a list of steps (k_steps), and what is tried when host memory or disk space is short
 // (k_remedies).
 
-#include "operations/sleep_operation.hpp"
-
-#include "base/guard.hpp"
-#include "client/room_plan.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/unseen.hpp"
 #include "operations/idleness.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
-#include "sleep/transactions.hpp"
-
-#include <array>
 
 namespace gpu_sleep::agent::operations {
 
@@ -32,10 +23,6 @@ using Spill = sleep::Transactions::Spill;
 /// short.
 constexpr Milliseconds k_least_time_to_hold{5'000};
 
-bool has_moved(const Report& report) noexcept {
-    return std::ranges::any_of(report.devices, [](const auto& device) { return device.relocated > 0; });
-}
-
 bool is_of_driver(ErrorCode code) noexcept {
     return code == ErrorCode::driver_failed || code == ErrorCode::context_lost ||
            code == ErrorCode::out_of_device_memory;
@@ -44,16 +31,17 @@ bool is_of_driver(ErrorCode code) noexcept {
 /// One sleep. Its steps are in k_steps.
 class Sleep : public Operation {
 public:
-    Sleep(const SleepGround& its, const model::SleepRequest& request, const server::ProgressSink& asker,
-          Joint& joint, server::Asker who_asks, Idleness* idleness)
-        : Operation{its.every, progress_, Clock::now() + request.timeout}, ground_(its), request_(request),
+    Sleep(const SleepGround& its, const model::SleepRequest& request, const model::IdleSleepRequest* idle,
+          const server::ProgressSink& asker, const server::DirectiveSource& directives, server::Asker who)
+        : Operation(its.every, progress_, request, model::Operation::sleep), ground_(its), request_(request),
           asker_(asker), progress_([this](const Progress& at) {
               return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
           }),
-          joint_(joint), is_own_(who_asks == server::Asker::program), idleness_(idleness), wanted_(request),
-          is_of_command_(who_asks == server::Asker::command),
-          scope_(idleness && idleness->is_for_moves() ? Scope::sleepers : Scope::all),
-          quiesce_(its.every, &its.torch_trim, progress_, joint, deadline) {}
+          joint_(request.joint, asker, directives), who_(who), wanted_(request),
+          quiesce_(its.every, &its.torch_trim, progress_, joint_, deadline) {
+        if (idle) idleness_.emplace(its.every, its.inhibitors, *idle);
+        report.level = request.level;
+    }
     Sleep& operator=(Sleep&&) = delete;
     ~Sleep() { ground_.every.deep.end_looks(); }
 
@@ -69,16 +57,15 @@ public:
                                    : request_.touch_limit ? "--touch-limit"
                                                           : nullptr;
         // What looks for idle memory asks every process alike.
-        if (option && !intercepts() && !is_own_ && !idleness_)
+        if (option && !intercepts() && !is_own() && !idleness_)
             return make_error(ErrorCode::refused, "{}: {}", option, k_not_intercepted);
         const auto inhibited = ground_.inhibitors.now();
-        if (!inhibited || is_own_ || request_.ignore_inhibitors) return {};
+        if (!inhibited || is_own() || request_.ignore_inhibitors) return {};
         const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
                                                             format_seconds(*inhibited->seconds))
                                               : std::string("sleeps are inhibited");
-        if (!request_.dry_run) return make_error(ErrorCode::inhibited, "{}", words);
-        refuse(report, words + "; refused without --ignore-inhibitors", ErrorCode::inhibited);
-        return {};
+        return refused(make_error(ErrorCode::inhibited, "{}", words),
+                       "; refused without --ignore-inhibitors");
     }
 
     Result<void> take_turn() {
@@ -115,13 +102,10 @@ public:
         if (!request_.deep || is_away_) return {};
         auto able = ground.deep.check();
         if (able) return able;
-        if (!request_.dry_run) {
-            if (ground.status.state() == model::State::asleep)
-                able.error().message = "it is asleep, but " + able.error().message;
-            return able;
-        }
-        refuse(report, able.error().message + "; gpu-sleep --deep would be refused", able.error().code);
-        return {};
+        auto error = std::move(able).error();
+        if (!request_.dry_run && ground.status.state() == model::State::asleep)
+            error.message = "it is asleep, but " + error.message;
+        return refused(std::move(error), "; gpu-sleep --deep would be refused");
     }
 
     /// Reports what the sleep would do. Where nothing is to go to sleep or to be paused, narrows the scope,
@@ -165,14 +149,14 @@ public:
     Result<void> run_callbacks() {
         const auto begun = Clock::now();
         if (sleeps_ && !event_.tags.empty())
-            GPU_SLEEP_TRY(ground_.callbacks.run_before_sleep(event_, deadline, owed_));
+            GPU_SLEEP_TRY(ground.callbacks.run_before_sleep(event_, deadline, owed_));
         report.times.callbacks = seconds_since(begun);
         return {};
     }
     /// Callbacks that have made ready hear that nothing sleeps. What could not be mapped again does, though.
     void call_off() noexcept {
         if (!has_slept_ && memory.asleep_bytes() <= asleep_before_)
-            ground_.callbacks.call_off(std::exchange(owed_, {}), deadline);
+            ground.callbacks.call_off(std::exchange(owed_, {}), deadline);
     }
 
     Result<void> shut_gate() {
@@ -210,7 +194,7 @@ public:
         if (has_slept_ && scope_ == Scope::all) {
             ground_.preparation.has_slept = true;
             ground.deep.note_sleep();
-            ground_.idle.note_sleep();
+            ground.idle.note_sleep();
         }
         return done;
     }
@@ -225,7 +209,7 @@ public:
         const bool is_paused = pauses() && scope_ == Scope::all &&
                                memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
         report.changed |= is_paused;
-        if (is_paused) ground_.idle.note_sleep();
+        if (is_paused) ground.idle.note_sleep();
         if (is_paused && asleep_before_ > 0)
             ignoring_errors([&] { report.notes.emplace_back("it is paused as well"); });
         return {};
@@ -238,7 +222,7 @@ public:
         memory.with_lock([&](LockedMemory& locked) {
             if (!request_.dry_run)
                 report.changed |= locked.adopt_touch_rule(
-                    wanted_, {.is_held = was_held_, .is_for_idle = idleness_ != nullptr}, is_own_);
+                    wanted_, {.is_held = was_held_, .is_for_idle = idleness_.has_value()}, is_own());
             // The process is already asleep, so a shortage here is not an error. It may wait for a disk, as
             // transactions do.
             ignoring_errors([&] {
@@ -253,7 +237,8 @@ public:
 
     Result<void> open_gate() {
         // Whoever moves contents wants their room, at once.
-        if (is_away_ ? report.changed : has_moved(report)) ground.giving_back.retired();
+        const bool has_moved = sum_of(report.devices, &model::DeviceReport::relocated) > 0;
+        if (is_away_ ? report.changed : has_moved) ground.giving_back.retired();
         if (report.changed || request_.deep) ground.come_first_at_exit();
         ground.settle_gate();
         call_off();       // callbacks have freed all that was to sleep
@@ -272,14 +257,16 @@ public:
                 "it is asleep, but not deeply: the driver did not unpin all of its host memory");
         }
         const auto until = std::max(deadline, begun + k_least_time_to_hold);
-        auto deep =
-            is_of_command_ ? ground.deep.begin(asker_, until) : ground.deep.begin_own(progress_, until);
+        const bool is_of_command = who_ == server::Asker::command;
+        auto deep = ground.deep.begin(is_of_command ? asker_ : progress_, until, !is_of_command);
         ground.settle_gate();
         report.changed |= ground.deep.is_deep();
         return deep;
     }
 
 private:
+    [[nodiscard]] Report unchanged();
+
     /// A remedy for a shortage. Each is tried once, in the order of the table, and then the transaction
     /// again.
     struct Remedy {
@@ -347,6 +334,12 @@ private:
         });
     }
 
+    /// Returns `why`; a dry run says it, and what it would come to, and goes on.
+    Result<void> refused(Error why, const char* comes_to) {
+        if (!request_.dry_run) return why;
+        refuse(report, why.message + comes_to, why.code);
+        return {};
+    }
     /// Refuses a sleep, unless forced, while a library is loaded whose work no gate holds, or once the
     /// program has called an entry point of the driver that this build does not know; notes it otherwise.
     /// Only where all the program's work is intercepted: a program that hands its memory over promises by
@@ -356,13 +349,8 @@ private:
             return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
         auto seen = intercepted::check_all_is_seen();
         if (seen) return {};
-        const auto& trouble = seen.error().message;
-        if (request_.force)
-            report.notes.push_back(trouble + "; its work is not held back");
-        else if (request_.dry_run)
-            refuse(report, trouble + "; refused without --force", seen.error().code);
-        else
-            return seen;
+        if (!request_.force) return refused(std::move(seen).error(), "; refused without --force");
+        report.notes.push_back(seen.error().message + "; its work is not held back");
         return {};
     }
 
@@ -372,6 +360,8 @@ private:
         control.wait_for_others = [this] { return joint_.wait_ready(); };
         return control;
     }
+    /// Whether the program itself asks: then no inhibitor stands in its way.
+    [[nodiscard]] bool is_own() const noexcept { return who_ == server::Asker::program; }
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     [[nodiscard]] bool holds_work() const noexcept {
         return !is_away_ && (scope_ == Scope::all || scope_ == Scope::sleepers);
@@ -394,12 +384,11 @@ private:
     const model::SleepRequest& request_;
     const server::ProgressSink& asker_;
     const server::ProgressSink progress_; ///< the asker's, while the process is idle where that is asked for
-    Joint& joint_;
-    const bool is_own_;          ///< the program itself asks: then no inhibitor stands in its way
-    Idleness* const idleness_;   ///< what the sleep is for, if it is for that alone
-    model::SleepRequest wanted_; ///< the request as it is carried out
-    const bool is_of_command_;
-    Scope scope_;
+    Joint joint_;
+    const server::Asker who_;
+    std::optional<Idleness> idleness_; ///< what the sleep is for, if it is for that alone
+    model::SleepRequest wanted_;       ///< the request as it is carried out
+    Scope scope_ = Scope::all;
     Spill spill_ = Spill::nothing;
     Quiesce quiesce_;
     std::optional<driver::RelaxedCaptureMode> relaxed_;
@@ -442,30 +431,32 @@ constexpr Step<Sleep> k_steps[] = {
 };
 
 /// Reports that nothing was put to sleep, and why.
-Report unchanged(const SleepGround& ground, const model::SleepRequest& request,
-                 const server::ProgressSink& progress, Clock::time_point start, std::string why) {
-    Operation its{ground.every, progress, start, start};
-    auto report = its.reported();
-    report.operation = model::Operation::sleep;
-    report.level = request.level;
-    report.dry_run = request.dry_run;
-    refuse(report, std::move(why));
-    return report;
+Report Sleep::unchanged() {
+    report = {};
+    auto as_before = reported();
+    as_before.operation = model::Operation::sleep;
+    as_before.level = request_.level;
+    as_before.dry_run = request_.dry_run;
+    refuse(as_before, why_unchanged_);
+    return as_before;
 }
 
 Result<Report> Sleep::run() {
-    report.operation = model::Operation::sleep;
-    report.level = request_.level;
-    report.dry_run = request_.dry_run;
+    if (idleness_) {
+        GPU_SLEEP_TRY(model::check_pause(request_));
+        why_unchanged_ = idleness_->find();
+        if (!why_unchanged_.empty()) return unchanged();
+        if (idleness_->is_for_moves()) scope_ = Scope::sleepers;
+    }
     auto done = run_steps<Sleep>(*this, k_steps, request_.dry_run, true);
     if (done && request_.dry_run) done = attempt();
     if (done && request_.dry_run) done = apply_to_sleepers();
     if (!done && done.error().code == ErrorCode::cancelled && idleness_ && idleness_->is_over())
         why_unchanged_ = "it is no longer idle";
-    if (!why_unchanged_.empty()) return unchanged(ground_, request_, progress_, start, why_unchanged_);
+    if (!why_unchanged_.empty()) return unchanged();
     if (!done) return std::move(done).error();
-    if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own_ && !intercepts() &&
-        !ground_.callbacks.has_before_sleep())
+    if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own() && !intercepts() &&
+        !ground.callbacks.has_before_sleep())
         ignoring_errors([&] { report.notes.emplace_back(k_not_intercepted); });
     return reported();
 }
@@ -473,18 +464,9 @@ Result<Report> Sleep::run() {
 } // namespace
 
 Result<Report> sleep(const SleepGround& ground, const model::SleepRequest& request,
-                     const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
-    return Sleep(ground, request, progress, joint, asker, nullptr).run();
-}
-
-Result<Report> sleep_if_idle(const SleepGround& ground, const model::IdleSleepRequest& request,
-                             const server::ProgressSink& progress, Joint& joint, server::Asker asker) {
-    const auto start = Clock::now();
-    GPU_SLEEP_TRY(model::check_pause(request.sleep));
-    Idleness idleness(ground.every.status, ground.idle, ground.inhibitors, ground.every.turnstile, request);
-    if (auto why = idleness.find(); !why.empty())
-        return unchanged(ground, request.sleep, progress, start, std::move(why));
-    return Sleep(ground, request.sleep, progress, joint, asker, &idleness).run();
+                     const model::IdleSleepRequest* only_if_idle, const server::ProgressSink& progress,
+                     const server::DirectiveSource& directives, server::Asker asker) {
+    return Sleep(ground, request, only_if_idle, progress, directives, asker).run();
 }
 
 } // namespace gpu_sleep::agent::operations

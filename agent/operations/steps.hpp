@@ -6,12 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/log.hpp"
-#include "model/model.hpp"
 #include "operations/joint.hpp"
-
-#include <cstddef>
-#include <optional>
-#include <span>
 
 namespace gpu_sleep::agent::operations {
 

@@ -5,15 +5,9 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/thread_safety.hpp"
-#include "base/units.hpp"
 #include "common/lock_order.hpp"
 
-#include <algorithm>
-#include <chrono>
 #include <functional>
-#include <optional>
 
 namespace gpu_sleep::agent::operations {
 

@@ -2,17 +2,9 @@
 // Copyright the gpu-sleep authors.
 // A wake as lists of steps (k_begin, k_back, k_part, k_end).
 
-#include "operations/wake_operation.hpp"
-
-#include "base/guard.hpp"
-#include "base/log.hpp"
 #include "common/interception.hpp"
-#include "driver/context.hpp"
-#include "gate/gate.hpp"
-#include "operations/live_operation.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
-#include "sleep/transactions.hpp"
 
 #include <fmt/ranges.h>
 
@@ -60,13 +52,13 @@ void add(Report& all, Report&& part) {
 /// One try of a wake.
 class Wake : public Operation {
 public:
-    Wake(const WakeGround& its, const model::WakeRequest& request, const server::ProgressSink& asker,
-         Joint& joint, Asked asked)
-        : // What was asked to bound all bounds the wait for GPU memory, too.
-          Operation{its.every, asker,
-                    request.bounds_all ? asked.since + request.timeout + request.wait
-                                       : Clock::now() + request.timeout},
-          ground_(its), request_(request), joint_(joint), is_noted_(!asked.is_tried && !request.dry_run) {}
+    Wake(const Ground& its, GpuLines& lines, const model::WakeRequest& request,
+         const server::ProgressSink& asker, const server::DirectiveSource& directives, Asked asked)
+        : Operation(its, asker, request, model::Operation::wake), lines_(lines), request_(request),
+          joint_(request.joint, asker, directives), is_noted_(!asked.is_tried && !request.dry_run) {
+        // What was asked to bound all bounds the wait for GPU memory, too.
+        if (request.bounds_all) deadline = asked.since + request.timeout + request.wait;
+    }
 
     [[nodiscard]] Result<Report> run();
 
@@ -96,7 +88,7 @@ public:
         const auto found = find_room({});
         Result<GpuLines::Room> room = GpuLines::Room();
         if (found || found.error().code == ErrorCode::out_of_device_memory)
-            room = ground_.lines.wait_for_room(ground.deep.gpus(request_), find_room, deadline, [this] {
+            room = lines_.wait_for_room(ground.deep.gpus(request_), find_room, deadline, [this] {
                 return progress({Progress::Phase::waiting, 0, 0});
             });
         else
@@ -127,7 +119,7 @@ public:
     Result<void> shut_gate() {
         // What callbacks take comes first: once memory is awake they must run.
         event_ = std::make_shared<Event>();
-        jobs_ = ground_.callbacks.draft_after_wake();
+        jobs_ = ground.callbacks.draft_after_wake();
         return shut_gate_to_wake(progress_of_part_, deadline);
     }
     void settle_gate() noexcept { ground.settle_gate(); }
@@ -153,8 +145,8 @@ public:
         const auto called = Clock::now();
         if (intercepts()) memory.let_allocate();
         *event_ = {0, std::move(woken_.tags), std::move(woken_.dropped_tags), ground.deep.was_deep()};
-        ignoring_errors([&] { jobs_ = ground_.callbacks.draft_after_wake(); }); // as they are by now
-        of_part_.notes = ground_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
+        ignoring_errors([&] { jobs_ = ground.callbacks.draft_after_wake(); }); // as they are by now
+        of_part_.notes = ground.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
         // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
         if (!of_part_.notes.empty()) memory.require_refill(event_->dropped_tags);
         of_part_.times.callbacks = seconds_since(called);
@@ -162,7 +154,7 @@ public:
     }
     Result<void> open_gate() {
         if (of_part_.changed) {
-            ground_.idle.note_wake();
+            ground.idle.note_wake();
             ground.status.note_wake();
         }
         ground.settle_gate();
@@ -217,9 +209,7 @@ private:
     /// One part after another. Errors: as wake().
     [[nodiscard]] Result<void> wake_parts();
     [[nodiscard]] Result<void> move_live() {
-        if (request_.live_bytes == 0) return {};
-        const auto until = request_.bounds_all ? deadline : Clock::time_point::max();
-        return move_back(ground, ground_.callbacks, request_, {progress, until, deadline}, report);
+        return request_.live_bytes == 0 ? Result<void>() : move_back(*this, request_);
     }
     /// The report, with files that could not be removed, and how all stands.
     [[nodiscard]] Report completed() noexcept {
@@ -237,9 +227,9 @@ private:
         return reported();
     }
 
-    const WakeGround& ground_;
+    GpuLines& lines_;
     const model::WakeRequest& request_;
-    Joint& joint_;
+    Joint joint_;
     const bool is_noted_;
     const server::ProgressSink progress_of_part_ = [this](Progress now) {
         if (!part_.order.empty()) now.tag = part_.order.front();
@@ -306,8 +296,6 @@ Result<void> Wake::wake_parts() {
 }
 
 Result<Report> Wake::run() {
-    report.operation = model::Operation::wake;
-    report.dry_run = request_.dry_run;
     GPU_SLEEP_TRY(run_steps<Wake>(*this, k_begin, request_.dry_run, is_noted_));
     if (is_for_others()) return completed();
     if (is_deep_ && request_.dry_run) return rehearse_deep();
@@ -323,16 +311,10 @@ Result<Report> Wake::run() {
 
 } // namespace
 
-Result<Report> wake(const WakeGround& ground, const model::WakeRequest& request,
-                    const server::ProgressSink& progress, Joint& joint, Asked asked) {
-    return Wake(ground, request, progress, joint, asked).run();
-}
-
-Result<Report> wake_alone(const WakeGround& ground, const model::WakeRequest& request,
-                          const server::ProgressSink& progress, Asked asked) {
-    const server::DirectiveSource nobody;
-    Joint alone(false, progress, nobody);
-    return wake(ground, request, progress, alone, asked);
+Result<Report> wake(const Ground& ground, GpuLines& lines, const model::WakeRequest& request,
+                    const server::ProgressSink& progress, const server::DirectiveSource& directives,
+                    Asked asked) {
+    return Wake(ground, lines, request, progress, directives, asked).run();
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -7,7 +7,6 @@
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/symbols.hpp"
-#include "base/units.hpp"
 #include "client/answer_timeout.hpp"
 #include "common/named_tracer.hpp"
 
@@ -20,12 +19,8 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/types.h>
 #include <sys/wait.h>
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
 #include <cstdlib>
 #include <ctime>
 #include <sstream>

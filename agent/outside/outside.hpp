@@ -6,13 +6,11 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/fd.hpp"
 #include "base/units.hpp"
 
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::agent::outside {

@@ -3,7 +3,6 @@
 // Every driver call of a whole operation of the agent fails in turn: its gate, its waiting for the device and
 // its callbacks among them. Afterwards the program that it caught works on as if nothing had been.
 
-#include "gpu_sleep/gpu_sleep.h"
 #include "support/callbacks.hpp"
 #include "support/process.hpp"
 #include "support/simulated_driver/testing.hpp"

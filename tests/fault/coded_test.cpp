@@ -76,8 +76,8 @@ TEST_CASE("Coded: contents of every kind come back, and take less of host memory
           "[coded]") {
     EngineFixture fixture(options(64 * k_mib, GENERATE(0U, 2U)));
     for (const auto& kind : block_contents()) {
-        const auto index = fixture.add(0, "weights", 2 * k_mib + 70'000);
-        put(fixture, index, kind.make(2 * k_mib + 70'000));
+        const auto index = fixture.add(0, "weights", 2 * k_mib);
+        put(fixture, index, kind.make(2 * k_mib));
     }
     Bytes all = 0;
     for (const auto& each : fixture.allocations()) all += each.contents.size();

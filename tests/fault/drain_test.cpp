@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Waiting for the device has a limit, whatever the driver can do.
 
-#include "driver/context.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/simulated_driver/testing.hpp"
 

@@ -3,7 +3,6 @@
 // The files of transactions: when they have which names, also when naming fails midway, and what is left of
 // them.
 
-#include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"
@@ -151,34 +150,6 @@ TEST_CASE("Files: a dry run promises no less than a file takes at most", "[trans
     REQUIRE(report.notes.size() == 1); // nothing would go to host memory, and so nothing could spill
     CHECK(report.notes[0].find("needs at most " + format_bytes(fixture.file_bytes()) + " ") == 0);
     REQUIRE(fixture.wake());
-}
-
-TEST_CASE("Files: a program that closes all descriptors while it sleeps wakes, and keeps its own files",
-          "[transaction]") {
-    ThreeFiles kept;
-    REQUIRE(kept.fixture.sleep(kept.request));
-    auto numbers = descriptors_in(kept.request.directory);
-    CHECK(numbers.size() == 4);
-    for (const int number : numbers) ::close(number);
-    const Usurper usurper(std::move(numbers));
-    SECTION("when it is woken") {
-        REQUIRE(kept.fixture.wake());
-    }
-    SECTION("when it is woken a second time, for a file had no name at first") {
-        const auto file = fs::directory_iterator(kept.request.directory)->path();
-        const auto away = kept.scratch.file("away");
-        fs::rename(file, away);
-        const auto failed = kept.fixture.wake();
-        REQUIRE_FALSE(failed);
-        CHECK(failed.error().code == ErrorCode::io_failed);
-        CHECK(kept.fixture.state() != State::awake);
-        CHECK(kept.fixture.state() != State::damaged);
-        fs::rename(away, file);
-        REQUIRE(kept.fixture.wake());
-    }
-    CHECK(kept.fixture.all_intact());
-    CHECK(fs::is_empty(kept.request.directory));
-    CHECK(usurper.is_unharmed());
 }
 
 TEST_CASE("Files: a bit that flips on the way in is caught wherever it is, and its file is read again",

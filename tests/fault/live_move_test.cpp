@@ -4,7 +4,6 @@
 // is freed there, and the failure of every driver call.
 
 #include "sleep/live_move.hpp"
-#include "store/host_budget.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/sweep.hpp"
 

@@ -3,7 +3,6 @@
 // Moving what sleeps while memory runs out: every allocation of the moving thread fails once. A program of
 // its own, for it has an operator new of its own.
 
-#include "base/guard.hpp"
 #include "fault/moving.hpp"
 #include "support/failing_new.hpp"
 #include "support/sweep.hpp"

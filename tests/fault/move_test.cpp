@@ -225,38 +225,3 @@ TEST_CASE("Move: a move survives the failure of each kind of system call", "[mov
     CHECK(sleeper.is_in(sleeper.other()));
     sleeper.check_whole();
 }
-
-TEST_CASE("Move: moves that end at random moments lose no byte and leave no copy", "[move]") {
-    Sleeper sleeper;
-    std::mt19937 random(4711); // NOLINT(cert-msc51-cpp): the same each time
-    int moves = 0;
-    int failures = 0;
-    const int rounds = random_rounds();
-    for (int i = 0; i < rounds; ++i) {
-        INFO("round " << i);
-        const auto from = sleeper.is_in(Store::host) ? Store::host : Store::file;
-        const auto to = from == Store::host ? Store::file : Store::host;
-        int left = static_cast<int>(random() % 24);
-        auto& control = sleeper.fixture.control();
-        const bool by_deadline = random() % 2 == 0;
-        control.progress = [&](const model::Progress&) {
-            if (left-- > 0) return true;
-            if (by_deadline) control.deadline = Clock::now();
-            return by_deadline;
-        };
-        const auto driver_call = random() % 12;
-        if (driver_call > 0) sim_fail("*", driver_call, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-        const auto moved = sleeper.fixture.sleep(sleeper.request_to(to));
-        sim_clear();
-        control = {};
-        moves += moved.has_value();
-        failures += !moved;
-        REQUIRE(sleeper.is_in(moved ? to : from));
-        if (i % 50 != 49) continue;
-        sleeper.check_whole();
-        sleeper.fall_asleep();
-    }
-    CHECK(moves > rounds / 10);
-    CHECK(failures > rounds / 10);
-    sleeper.check_whole();
-}

@@ -198,20 +198,6 @@ TEST_CASE("Spill: what lies in both stores moves to one of them", "[spill]") {
     host.wake();
 }
 
-TEST_CASE("Spill: a damaged part in either store keeps its tag asleep, and the others wake", "[spill]") {
-    g_space = 8 * k_mib;
-    Short host;
-    REQUIRE(host.sleep());
-    host.fixture.flip_kept_bit(0, 99, 3); // big lies in host memory
-    const auto woken = host.fixture.wake();
-    REQUIRE_FALSE(woken);
-    CHECK(woken.error().code == ErrorCode::damaged);
-    CHECK(host.fixture.ledger().state({"big"}) == State::damaged);
-    CHECK(host.fixture.ledger().state({"middle", "small"}) == State::awake);
-    CHECK(host.fixture.is_intact(2));
-    CHECK(host.fixture.is_intact(3));
-}
-
 TEST_CASE("Spill: a sleep that spills, and its wake, survive the failure of every driver call",
           "[spill][sweep]") {
     g_space = 8 * k_mib;

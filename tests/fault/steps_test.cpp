@@ -4,11 +4,11 @@
 // call of the driver fails there or the asker withdraws. Afterwards the process is as it was, and can be
 // asked again. And what one request decides.
 
-#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "driver/context.hpp"
 #include "lifecycle/transitions.hpp"
 #include "operations/operations.hpp"
+#include "support/printed.hpp"
 #include "support/result_printing.hpp"
 #include "support/sweep.hpp"
 #include "support/weights.hpp"
@@ -35,7 +35,9 @@ public:
     [[nodiscard]] Result<model::Report> run(
         const server::Operation& operation,
         const server::ProgressSink& progress = [](const model::Progress&) { return true; }) {
-        return guarded([&] { return operations_.run(operation, progress, others_, Asker::command, {}); });
+        const auto* const sleep = model::sleep_in(operation);
+        const auto asker = sleep && sleep->deep ? Asker::program : Asker::command; // none waits to lock it
+        return guarded([&] { return operations_.run(operation, progress, others_, asker, {}); });
     }
     /// All is as it was, the gate is open, and nothing is under way or owed.
     void check_awake() {
@@ -65,13 +67,14 @@ public:
     /// How often callbacks were told of a sleep.
     [[nodiscard]] static int sleeps_told() { return prepared_; }
     [[nodiscard]] operations::Operations& operations() { return operations_; }
+    [[nodiscard]] ProgramMemory& memory() { return memory_; }
     /// The names of the steps of the last operation.
     [[nodiscard]] static std::vector<std::string> steps() {
         std::vector<std::string> names;
         constexpr std::size_t k_time = 13; // "07:46:50.123 "
         for (const auto& line : log::recent_steps()) {
             CHECK(line.find("under way") == std::string::npos);
-            const auto name = line.substr(k_time, line.find(": ", k_time) - k_time);
+            const auto name = line.substr(k_time, line.rfind(": ") - k_time);
             if (name == "sleep" || name == "wake") names.clear();
             names.push_back(name);
         }
@@ -104,6 +107,7 @@ private:
                                       Milliseconds(10'000));
     }
     void check_is_over() {
+        CHECK(gate::Gate::holds_all() == operations::DeepSleep::is_deep());
         operations_.turnstile.hold(false); // which waits for an operation that has the turn
         CHECK(operations_.turnstile.resume());
     }
@@ -132,11 +136,36 @@ model::SleepRequest sleep_request(model::Level level = model::Level::keep) {
     return request;
 }
 
+model::SleepRequest deep_request() {
+    auto request = sleep_request();
+    request.deep = !is_thread_sanitized(); // with which there is no process outside
+    return request;
+}
+
 model::WakeRequest wake_request() {
     model::WakeRequest request;
     request.joint = true;
     return request;
 }
+
+/// From a deep sleep, on the other GPU.
+model::WakeRequest wake_elsewhere() {
+    auto request = wake_request();
+    const auto gpu = [](int device) {
+        return driver::device_uuid(Program::instance().memory().api(), device);
+    };
+    request.gpus = {{gpu(0), gpu(1)}, {gpu(1), gpu(0)}};
+    return request;
+}
+
+/// Steps that are a part of another.
+const std::map<std::string, std::string> k_parts{
+    {"copy contents", "move contents"},
+    {"keep from the driver", "have the driver take the rest"},
+    {"look how deeply it sleeps", "have the driver take the rest"},
+    {"driver: restore", "have the driver bring it back"},
+    {"driver: unlock", "have the driver bring it back"},
+};
 
 /// Has `operation` end at each word to its asker, and at each call of the driver that fails. `mend` sees to
 /// what came of it. Returns the steps at which it ended.
@@ -147,17 +176,19 @@ std::set<std::string> sweep(const server::Operation& operation, Mend&& mend) {
     const auto note = [&](bool has_failed) {
         const auto steps = Program::steps();
         if (has_failed) ends.insert(steps.back());
-        const bool is_inner = has_failed && (steps.back() == "copy contents");
-        if (is_inner) ends.insert("move contents");
         mend(has_failed);
     };
-    for_each_call([&](int call) {
-        std::string_view failed;
-        const auto done = with_driver_failure(call, failed, [&] { return program.run(operation); });
-        INFO("after " << failed << " failed");
-        note(!done);
-        return !failed.empty();
-    });
+    // "*" leaves out those of the driver's checkpoint.
+    for (const auto* const name :
+         {"*", "cuCheckpointProcessGetState", "cuCheckpointProcessRestore", "cuCheckpointProcessUnlock"})
+        for_each_call([&](int call) {
+            std::string_view failed;
+            const auto done = with_driver_failure(
+                call, failed, [&] { return program.run(operation); }, CUDA_ERROR_UNKNOWN, SIM_ONCE, name);
+            INFO("after " << failed << " failed");
+            note(!done);
+            return !failed.empty();
+        });
     for_each_call([&](int word) {
         int words = 0;
         const auto done = program.run(operation, [&](const model::Progress&) { return ++words != word; });
@@ -169,8 +200,10 @@ std::set<std::string> sweep(const server::Operation& operation, Mend&& mend) {
 }
 
 /// Those of `steps` in which no sweep ended.
-std::vector<std::string> never(const std::vector<std::string>& steps, const std::set<std::string>& ends) {
+std::vector<std::string> never(const std::vector<std::string>& steps, std::set<std::string> ends) {
     std::vector<std::string> rest;
+    for (const auto& [part, whole] : k_parts)
+        if (ends.contains(part)) ends.insert(whole);
     for (const auto& step : steps)
         if (!ends.contains(step)) rest.push_back(step);
     return rest;
@@ -215,7 +248,9 @@ std::vector<Refusal> refusals() {
          sleep([](auto& request) { request.level = model::Level::pause; }),
          [](auto& its) { its.turnstile.hold(false); }, [](auto& its) { CHECK(its.turnstile.resume()); }},
         {"look whether it can sleep deeply", ErrorCode::driver_failed,
-         sleep([](auto& request) { request.deep = true; })},
+         sleep([](auto& request) { request.deep = true; }),
+         [](auto&) { sim_fail("cuCheckpointProcessGetState", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE); },
+         [](auto&) { sim_clear(); }},
         {"look what is to sleep", ErrorCode::unknown_tag,
          sleep([](auto& request) { request.tags = {"nobody"}; })},
         {"look what is to sleep", ErrorCode::invalid_argument, sleep([](auto& request) {
@@ -234,16 +269,18 @@ std::vector<Refusal> refusals() {
 
 TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") {
     auto& program = Program::instance();
-    const auto request = sleep_request();
+    const auto request = deep_request();
     REQUIRE(program.run(request));
     const auto steps = Program::steps();
     program.check_asleep();
     REQUIRE(program.run(wake_request()));
     auto ends = sweep(request, [&](bool has_failed) {
-        if (has_failed) {
-            program.check_awake();
-            REQUIRE(program.run(request));
-        }
+        CHECK(operations::DeepSleep::is_deep() == (request.deep && !has_failed));
+        const bool sleeps = program.operations().status.state() == State::asleep; // and not deeply
+        if (has_failed && sleeps) CHECK(k_parts.contains(Program::steps().back()));
+        if (has_failed && !sleeps) program.check_awake();
+        if (has_failed) REQUIRE(program.run(request));
+        CHECK(operations::DeepSleep::is_deep() == request.deep);
         program.check_asleep();
         REQUIRE(program.run(wake_request()));
         program.check_awake();
@@ -259,9 +296,31 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
         program.check_awake();
     }));
     for (const auto& row : refusals()) ends.insert(row.step);
-    // A step belongs here only if nothing can end a sleep in it; the last, if no process outside is there.
-    CHECK(never(steps, ends) == std::vector<std::string>{"sleep", "say how touches are met",
-                                                         "settle the gate", "have the driver take the rest"});
+    // A step belongs here only if nothing can end a sleep in it.
+    CHECK(never(steps, ends) ==
+          std::vector<std::string>{"sleep", "say how touches are met", "settle the gate"});
+}
+
+TEST_CASE("Steps: host memory that came since the sleep is not left to the driver, and the process sleeps on",
+          "[steps]") {
+    if (is_thread_sanitized()) return; // with which there is no process outside
+    auto& program = Program::instance();
+    auto& memory = program.memory();
+    memory.set_live_bytes("late", k_bytes);
+    std::optional<driver::DeviceAddress> late;
+    const auto slept = program.run(deep_request(), [&](const model::Progress&) {
+        if (!late && program.operations().status.state() == State::asleep)
+            if (const auto placed = memory.allocate(0, "late", k_bytes)) late = *placed;
+        return true;
+    });
+    REQUIRE_FALSE(slept);
+    CHECK_THAT(slept.error().message, mentions("asleep, but not deeply: it uses 4.00 MiB in host memory"));
+    REQUIRE(late);
+    CHECK(memory.free(*late));
+    program.check_asleep();
+    REQUIRE(program.run(deep_request()));
+    REQUIRE(program.run(wake_request()));
+    program.check_awake();
 }
 
 TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them leaves it paused",
@@ -271,14 +330,17 @@ TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them
     const auto pause = sleep_request(model::Level::pause);
     REQUIRE(program.run(pause));
     for (const bool wakes : {false, true}) {
-        const auto request = wakes ? server::Operation(wake_request()) : sleep_request();
+        const auto request = wakes ? server::Operation(wake_request()) : deep_request();
         const auto ends = sweep(request, [&](bool has_failed) {
-            if (has_failed) {
-                program.check_paused();
-                REQUIRE(program.run(request));
-            }
+            const bool sleeps = program.operations().status.state() == State::asleep; // and not deeply
+            if (has_failed && !sleeps) program.check_paused();
+            if (has_failed) REQUIRE(program.run(request));
             if (!wakes) {
                 program.check_asleep();
+                const auto again = program.run(pause); // changes nothing of what sleeps
+                REQUIRE(again);
+                CHECK_FALSE(again->changed);
+                CHECK(operations::DeepSleep::is_deep() == deep_request().deep);
                 REQUIRE(program.run(wake_request()));
             }
             program.check_awake();
@@ -290,26 +352,51 @@ TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them
     program.check_awake();
 }
 
+TEST_CASE("Steps: the end of others' pause leaves a paused process asleep that has gone deep", "[steps]") {
+    if (is_thread_sanitized()) return; // with which there is no process outside
+    auto& program = Program::instance();
+    REQUIRE(program.run(sleep_request(model::Level::pause)));
+    REQUIRE(program.run(deep_request()));
+    model::WakeRequest of_others;
+    of_others.tags = {"nobody"};
+    of_others.ignore_unknown_tags = true;
+    const auto left = program.run(of_others);
+    REQUIRE(left);
+    CHECK_FALSE(left->changed);
+    CHECK(operations::DeepSleep::is_deep());
+    REQUIRE(program.run(wake_request()));
+    program.check_awake();
+}
+
 TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]") {
     auto& program = Program::instance();
-    REQUIRE(program.run(sleep_request()));
-    REQUIRE(program.run(wake_request()));
-    const auto steps = Program::steps();
-    REQUIRE(program.run(sleep_request()));
-    auto ends = sweep(wake_request(), [&](bool has_failed) {
-        if (has_failed) {
-            program.check_asleep();
-            REQUIRE(program.run(wake_request()));
-        }
-        program.check_awake();
-        REQUIRE(program.run(sleep_request()));
-    });
-    REQUIRE(program.run(wake_request()));
+    std::vector<std::string> steps;
+    std::set<std::string> ends;
+    const auto sweep_wake = [&](const model::SleepRequest& request, const model::WakeRequest& wake) {
+        REQUIRE(program.run(request));
+        REQUIRE(program.run(wake));
+        steps = Program::steps();
+        REQUIRE(program.run(request));
+        ends.merge(sweep(wake, [&](bool has_failed) {
+            if (has_failed) {
+                program.check_asleep();
+                REQUIRE(program.run(wake));
+            }
+            program.check_awake();
+            REQUIRE(program.run(request));
+        }));
+        REQUIRE(program.run(wake));
+    };
+    sweep_wake(sleep_request(), wake_request());
+    if (deep_request().deep) sweep_wake(deep_request(), wake_elsewhere());
+    sweep_wake(deep_request(), wake_request());
     for (const auto& row : refusals()) ends.insert(row.step);
-    // Likewise. The gate of a process of which all sleeps has let nothing through that could be waited for.
-    CHECK(never(steps, ends) ==
-          std::vector<std::string>{"wake", "shut the gate", "callbacks after the wake", "settle the gate",
-                                   "bring back what runs from host memory", "give host memory back"});
+    // Likewise. There is room, and the gate of a process of which all sleeps has let nothing through that
+    // could be waited for.
+    CHECK(never(steps, ends) == std::vector<std::string>{"wake", "wait for GPU memory", "shut the gate",
+                                                         "callbacks after the wake", "settle the gate",
+                                                         "bring back what runs from host memory",
+                                                         "give host memory back"});
 }
 
 TEST_CASE("Steps: a pause says nothing of contents that move", "[steps]") {

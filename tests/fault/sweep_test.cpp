@@ -473,15 +473,3 @@ TEST_CASE("Sweep: a sleep that can be neither finished nor undone leaves asleep 
     }
     CHECK(partly > 2);
 }
-
-TEST_CASE("Sweep: time that is over before it begins changes nothing", "[sweep][sleep][wake]") {
-    Sweep sweep(k_ways.at(GENERATE(0U, 1U, 3U, 6U)));
-    sweep.fixture().control().deadline = Clock::now();
-    CHECK(sweep.sleep().error().code == ErrorCode::timed_out);
-    sweep.check_untouched();
-    sweep.fixture().control() = {};
-    REQUIRE(sweep.sleep());
-    sweep.fixture().control().deadline = Clock::now();
-    CHECK(sweep.fixture().wake().error().code == ErrorCode::timed_out);
-    sweep.check_asleep();
-}

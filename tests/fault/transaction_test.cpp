@@ -190,32 +190,6 @@ TEST_CASE("Transaction: tags sleep and wake on their own, in any order", "[trans
     CHECK(fixture.state() == State::awake);
 }
 
-TEST_CASE("Transaction: asking for what already is succeeds and changes nothing", "[transaction]") {
-    EngineFixture fixture;
-    fixture.add(0, "weights", 3 * k_mib);
-    model::Report report;
-    REQUIRE(fixture.wake({}, &report));
-    CHECK_FALSE(report.changed);
-    REQUIRE(fixture.sleep(raw()));
-    report = {};
-    REQUIRE(fixture.sleep(raw(), &report));
-    CHECK_FALSE(report.changed);
-    CHECK(fixture.host_bytes() == 4 * k_mib);
-}
-
-TEST_CASE("Transaction: a deeper sleep gives up what the first one kept", "[transaction]") {
-    EngineFixture fixture;
-    const auto weights = fixture.add(0, "weights", 3 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    model::Report report;
-    REQUIRE(fixture.sleep(level(2), &report));
-    CHECK(report.changed);
-    CHECK(report.devices[0].dropped == 4 * k_mib);
-    CHECK(fixture.host_bytes() == 0);
-    REQUIRE(fixture.wake());
-    CHECK(fixture.read(weights) == std::vector<std::uint8_t>(3 * k_mib, 0));
-}
-
 TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[transaction]") {
     EngineFixture fixture;
     fixture.add(0, "weights", 3 * k_mib);
@@ -347,16 +321,6 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     CHECK(fixture.ledger().report()[1].needs_refill);
 }
 
-TEST_CASE("Transaction: a bit that flips on the way out is caught on waking", "[transaction]") {
-    EngineFixture fixture;
-    fixture.add(0, "weights", 3 * k_mib);
-    sim_corrupt_copy("cuMemcpyDtoHAsync", 1);
-    REQUIRE(fixture.sleep(level(1)));
-    sim_clear();
-    CHECK(fixture.wake().error().code == ErrorCode::damaged);
-    CHECK(fixture.state() == State::damaged);
-}
-
 TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that flips on the way out",
           "[transaction]") {
     sleep::Transactions::Options options{2, 0};
@@ -394,40 +358,6 @@ TEST_CASE("Transaction: a bit that flips on the way in is caught and copied agai
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Transaction: memory freed while asleep is gone without waking, the rest comes back",
-          "[transaction]") {
-    EngineFixture fixture;
-    for (int i = 0; i < 5; ++i) fixture.add(0, "weights", 3 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.remove(3);
-    fixture.remove(1);
-    fixture.add(0, "weights", 3 * k_mib); // awake, perhaps at an address of one that is gone
-    CHECK(fixture.state() == State::partial);
-    fixture.wake_whole();
-    REQUIRE(fixture.sleep(level(1)));
-    while (!fixture.allocations().empty()) fixture.remove(0);
-    CHECK(fixture.host_bytes() == 0);
-    CHECK(sim_live_objects().handles == 0);
-}
-
-TEST_CASE("Transaction: GPU memory that somebody else took is missed, and all stays asleep",
-          "[transaction]") {
-    EngineFixture fixture;
-    fixture.add(0, "weights", 64 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    memory::Heap neighbour(fixture.api(), fixture.ledger());
-    const auto taken =
-        neighbour.allocate(0, fixture.ledger().tag_id("neighbour"), sim_free_bytes(0) - 32 * k_mib);
-    REQUIRE(taken);
-    const auto failed = fixture.wake(tags({"weights"}));
-    REQUIRE_FALSE(failed);
-    CHECK(failed.error().code == ErrorCode::out_of_device_memory);
-    CHECK(failed.error().message.find("64.0 MiB") != std::string::npos);
-    REQUIRE(neighbour.free(*taken));
-    REQUIRE(fixture.wake(tags({"weights"})));
-    CHECK(fixture.all_intact());
-}
-
 TEST_CASE("Transaction: the asker hears of what is copied while host memory is still made ready",
           "[transaction]") {
     EngineFixture fixture({1, 0}); // one piece after another
@@ -443,19 +373,6 @@ TEST_CASE("Transaction: the asker hears of what is copied while host memory is s
     REQUIRE(fixture.sleep(level(1)));
     CHECK(done_early >= 64 * k_mib);
     CHECK(done_early < 120 * k_mib);
-}
-
-TEST_CASE("Transaction: access of a peer is granted again on waking", "[transaction]") {
-    EngineFixture fixture;
-    const auto weights = fixture.add(0, "weights", 3 * k_mib);
-    REQUIRE(fixture.heap().allow_access(fixture.allocations()[weights].address, 1));
-    REQUIRE(fixture.sleep(level(1)));
-    REQUIRE(fixture.wake());
-    CHECK(fixture.is_intact(weights));
-    unsigned long long flags = 0;
-    CUmemLocation peer{CU_MEM_LOCATION_TYPE_DEVICE, 1};
-    REQUIRE(cuMemGetAccess(&flags, &peer, fixture.allocations()[weights].address) == CUDA_SUCCESS);
-    CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
 TEST_CASE("Transaction: neighbours of a tag take few driver calls", "[transaction]") {

@@ -3,7 +3,6 @@
 // Peers that misbehave, commands that come in each other's way, and processes that are killed in the middle.
 
 #include "peer.hpp"
-#include "protocol/messages.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;

@@ -75,16 +75,6 @@ TEST_CASE(
     CHECK(host.command("gpu-sleep").status == 0);
 }
 
-TEST_CASE("Finding: it takes no environment, as for cron", "[finding]") {
-    LoadedHost host(Launch{{command_file("integration_host")}, {}, false});
-    Launch command{{command_file("gpu-sleep"), std::to_string(host.pid())}, {}, false};
-    CHECK(run(command).status == 0);
-    command.environment = {"TMPDIR=/nonexistent"};
-    command.command.front() = command_file("gpu-wake");
-    CHECK(run(command).status == 0);
-    CHECK(host.tell("check_all") == "intact");
-}
-
 TEST_CASE("Finding: a process that was killed leaves a socket which the next one removes", "[finding]") {
     std::string stale;
     pid_t killed = 0;

@@ -5,7 +5,6 @@
 #include "host_callbacks.hpp"
 
 #include <chrono>
-#include <utility>
 
 namespace gpu_sleep::test {
 

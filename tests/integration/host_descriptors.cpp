@@ -6,15 +6,9 @@
 
 #include "base/fd.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <ext/stdio_filebuf.h>
 
 #include <atomic>
-#include <cerrno>
-#include <cstdint>
 #include <ios>
 #include <thread>
 #include <vector>

@@ -4,6 +4,8 @@
 
 #include "host_gpu.hpp"
 
+#include "support/noise.hpp"
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -17,16 +19,8 @@ constexpr std::size_t k_piece = std::size_t{1} << 20;
 std::mutex g_contexts_mutex;
 std::map<int, CUcontext> g_contexts; ///< retained; guarded by g_contexts_mutex
 
-/// A number that looks random: splitmix64.
-std::uint64_t noise(std::uint64_t seed) noexcept {
-    std::uint64_t value = seed + 0x9E3779B97F4A7C15U;
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9U;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBU;
-    return value ^ (value >> 31);
-}
-
 std::uint64_t word_of(const Allocation& allocation, std::size_t index) noexcept {
-    return noise(allocation.seed * 0x100000001U + index);
+    return splitmix64(allocation.seed * 0x100000001U + index);
 }
 
 void write_words(std::vector<std::uint64_t>& words, const Allocation& allocation, std::size_t first) {

@@ -10,8 +10,6 @@
 #include <cuda.h>
 
 #include <cstddef>
-#include <cstdint>
-#include <string>
 
 namespace gpu_sleep::test {
 

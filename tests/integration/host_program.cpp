@@ -11,16 +11,13 @@
 #include "host_reads.hpp"
 #include "support/simulated_driver/control.h"
 
-#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <deque>
 #include <thread>

@@ -22,67 +22,16 @@ import time
 import unittest
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
-SECONDS = 60
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+import started  # noqa: E402
+from started import DIALECTS, SECONDS, SIZE, ask, becomes_true  # noqa: E402
+
 TOKEN = "0123456789abcdef-token"
-SIZE = 4 << 20
 ENVIRONMENT = {**os.environ, "LD_LIBRARY_PATH": str(BUILD / "simulated")}
-# What each caller sends first, and what it looks for in the reply to what it sends then.
-VLLM = [("POST", "/sleep?level=1", None), ("POST", "/wake_up", None), ("GET", "/is_sleeping", "is_sleeping")]
-DIALECTS = {
-    "vLLM": VLLM,
-    "vLLM in words": [("POST", "/sleep?level=1&mode=wait", None), ("POST", "/wake_up?tags=weights&tags=kv_cache", None), VLLM[2]],
-    "llm-d": [("POST", "/sleep", None), ("POST", "/wake_up", None), VLLM[2]],
-    "llama-swap": [("POST", "/sleep", '{"level": 1}'), ("POST", "/wake_up", ""), VLLM[2]],
-    "production stack": [("POST", "/sleep?level=1&id=pod-7", None), ("POST", "/wake_up?id=pod-7", None),
-                         ("GET", "/is_sleeping?id=pod-7", "is_sleeping")],
-    "LMDeploy": [("POST", "/sleep?tags=weights&tags=kv_cache&level=1", None), ("POST", "/wakeup?tags=weights&tags=kv_cache", None),
-                 VLLM[2]],
-    "SGLang": [("POST", "/release_memory_occupation", "{}"), ("POST", "/resume_memory_occupation", "{}"), VLLM[2]],
-    "SGLang by GET": [("GET", "/release_memory_occupation", None), ("GET", "/resume_memory_occupation", None), VLLM[2]],
-    "SGLang by tags": [("POST", "/release_memory_occupation", '{"tags": ["kv_cache", "weights", "cuda_graph"]}'),
-                       ("POST", "/resume_memory_occupation", '{"tags": ["cuda_graph", "weights", "kv_cache"]}'), VLLM[2]],
-    "Dynamo": [("POST", "/engine/sleep", '{"level": 1}'), ("POST", "/engine/wake_up", "{}"), VLLM[2]],
-    "Dynamo with SGLang": [("POST", "/engine/release_memory_occupation", '{"tags": ["weights", "kv_cache"]}'),
-                           ("POST", "/engine/resume_memory_occupation", '{"tags": ["weights", "kv_cache"]}'), VLLM[2]],
-    "TensorRT-LLM": [("POST", "/release_memory", None), ("POST", "/resume_memory", "{}"), ("GET", "/memory_status", "state")],
-    "TensorRT-LLM by tags": [("POST", "/release_memory", '{"tags": ["model_weights", "kv_cache"]}'),
-                             ("POST", "/resume_memory", '{"tags": ["model_weights", "kv_cache"]}'), ("GET", "/memory_status", "state")],
-    "Ray Serve": [("POST", "/sleep", '{"model": "m", "options": {"level": 1}}'),
-                  ("POST", "/wakeup", '{"model": "m", "options": {"tags": ["weights", "kv_cache"]}}'),
-                  ("GET", "/is_sleeping?model=m", "is_sleeping")],
-    "Ray Serve's older": [("POST", "/sleep", '{"model": "m"}'), ("POST", "/wakeup", '{"model": "m"}'),
-                          ("POST", "/is_sleeping", "is_sleeping")],
-    "FastDeploy": [("POST", "/v1/sleep?tags=weight,kv_cache", None), ("POST", "/v1/wakeup?tags=weight,kv_cache", None), VLLM[2]],
-    "llama.cpp": [*VLLM[:2], ("GET", "/props", "is_sleeping")],
-}
 
 
-class Host:
-    """A program on the simulated driver."""
-
-    def __init__(self, *tags, prefix=(), **environment):
-        self.process = subprocess.Popen([*prefix, BUILD / "bin/integration_host"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env={**ENVIRONMENT, "GPU_SLEEP_CAPTURE": "1", **environment})
-        self.pid = self.process.pid
-        assert self.process.stdout.readline() == "ready\n"
-        for tag in tags:
-            self.tell(f"alloc {tag} {SIZE} 0")
-
-    def tell(self, line):
-        print(line, file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        assert answer.startswith("ok"), answer
-        return answer[3:].strip()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        if kind or self.process.poll() is not None:
-            self.process.kill()
-        self.process.stdin.close()
-        self.process.wait(SECONDS)
-        self.process.stdout.close()
+def Host(*tags, **more):
+    return started.Host(BUILD / "bin", *tags, **{**ENVIRONMENT, "GPU_SLEEP_CAPTURE": "1", **more})
 
 
 class Door:
@@ -107,16 +56,6 @@ class Door:
 
     def ask(self, method, path, body=None, headers=None):
         return ask(self.port, method, path, body, headers)
-
-
-def ask(port, method, path, body=None, headers=None):
-    """The status, and what the JSON of the reply says, or its text."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    with contextlib.closing(connection):
-        connection.request(method, path, body, headers or {})
-        reply = connection.getresponse()
-        text = reply.read().decode()
-    return reply.status, json.loads(text) if reply.headers["Content-Type"] == "application/json" else text
 
 
 def raw(port, text, wait=SECONDS):
@@ -147,15 +86,6 @@ def as_nobody():
 def is_gone(port):
     with socket.socket() as connection:
         return connection.connect_ex(("127.0.0.1", port)) != 0
-
-
-def becomes_true(condition, limit=SECONDS):
-    end = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 class Dialects(unittest.TestCase):
@@ -219,46 +149,6 @@ class Dialects(unittest.TestCase):
                 self.assertEqual((status, said["is_sleeping"]), (200, False), said)
             door.ask("POST", "/sleep")
             self.assertEqual(door.ask("POST", "/continue_generation")[1]["taken_bytes"], 0)
-
-    def test_a_pause_beside_what_sleeps(self):
-        with Host("weights", "kv_cache") as host, Door(host.pid) as door:
-            self.assertEqual(command("gpu-sleep", host.pid, "--tags", "kv_cache", "--gate", "checked").returncode, 0)
-            for end in ("/continue_generation", "/resume_memory_occupation?tags=weights"):
-                for path, gate in (("/pause_generation", "shut"), (end, "checked")):  # then the weights may be updated
-                    process = door.ask("POST", path)[1]["processes"][0]
-                    self.assertEqual((process["report"]["gate"]["state"], process["state"]), (gate, "partial"))
-
-    def test_processes_that_are_unlike(self):
-        with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-            devices = {"GPU_SLEEP_SIM_STATE": f"{directory}/devices", "GPU_SLEEP_SIM_DEVICES": "1"}
-            plain, model = (stack.enter_context(Host(*tags, GPU_SLEEP_GROUP="http-unlike", **devices))
-                            for tags in (["default"], ["weights", "kv_cache"]))
-            door = stack.enter_context(Door("--group", "http-unlike", environment=devices))
-
-            def sleep(*arguments):
-                done = subprocess.run([BUILD / "bin/gpu-sleep", "--quiet", *arguments], env={**ENVIRONMENT, **devices})
-                self.assertEqual(done.returncode, 0)
-
-            def expect(path, *expected):
-                status, said = door.ask("POST", path)
-                found = {each["pid"]: each for each in said["processes"]}
-                self.assertEqual((status, *(found[host.pid]["state"] for host in (plain, model))), (200, *expected), (path, said))
-                return [found[host.pid]["report"] for host in (plain, model)]
-            sleep(str(model.pid), "--tags", "kv_cache", "--gate", "checked")
-            for end in ("/continue_generation", "/resume", "/wake_up?tags=scheduling", "/wake_up?tags=weights",
-                        "/resume_memory_occupation?tags=cuda_graph"):
-                self.assertEqual(expect("/pause", "paused", "partial")[1]["gate"]["state"], "shut")
-                self.assertEqual(expect(end, "awake", "partial")[1]["gate"]["state"], "checked")
-            sleep(str(plain.pid), "--deep")
-            self.assertEqual(expect("/pause", "asleep", "partial")[1]["gate"]["state"], "shut")
-            reports = expect("/resume", "asleep", "partial")
-            self.assertEqual((reports[0]["deep"], reports[1]["gate"]["state"]), (True, "checked"))
-            expect("/sleep", "asleep", "asleep")
-            expect("/wake_up?tags=weights", "awake", "partial")
-            expect("/sleep?tags=weights", "awake", "asleep")
-            expect("/wake_up", "awake", "awake")
-            for host in (plain, model):
-                self.assertEqual(host.tell("check_all"), "intact")
 
     def test_callbacks_by_name(self):
         with Host("default") as host, Door(host.pid) as door:

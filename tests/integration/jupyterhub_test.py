@@ -15,7 +15,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 import unittest
 import urllib.request
 import uuid
@@ -23,12 +22,13 @@ import uuid
 TREE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 sys.path.insert(0, str(TREE / "tests/support"))
 import own_machine  # noqa: E402
+import started  # noqa: E402
+from started import SECONDS, becomes_true  # noqa: E402
 
 FOLDER = pathlib.Path("/tmp/hub")
 GUIDE = TREE / "cli/guides/jupyterhub.md"
 HUB = "http://127.0.0.1:8000"
 TOKEN = uuid.uuid4().hex
-SECONDS = 60
 SIMULATED = {"LD_LIBRARY_PATH": f"{BUILD}/simulated", "GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(80 << 20),
              "GPU_SLEEP_SIM_STATE": str(FOLDER / "gpus")}
 # The hub's proxy is Debian's, and may run with another node.
@@ -44,15 +44,6 @@ c.Spawner.args = ["--allow-root"]
 FILL = (f"import sys; sys.path.insert(0, {str(TREE / 'tests/support')!r})\n"
         "from gpu_memory import GpuMemory; memory = GpuMemory(24 << 20); print(memory.is_intact())")
 USE = "print(memory.is_intact())"
-
-
-def becomes_true(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def ask(method, path, body=None):
@@ -102,41 +93,35 @@ class Hub(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         FOLDER.mkdir()
-        own_machine.overlay("/usr/local")
-        subprocess.run(["cmake", "--install", BUILD, "--prefix", "/usr/local"], check=True, stdout=subprocess.DEVNULL)
-        os.environ.update({**SIMULATED, "PATH": f"/usr/local/bin:{os.environ['PATH']}", "NODE_PATH": "/usr/share/nodejs"})
+        own_machine.install(BUILD)
+        os.environ.update({**SIMULATED, "NODE_PATH": "/usr/share/nodejs"})
         recipe, = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
         (FOLDER / "config.py").write_text(CONFIGURATION + recipe, encoding="utf-8")
         (FOLDER / "gpu-sleep.toml").write_text("".join(re.findall(r"^```toml\n(.*?)^```", GUIDE.read_text(encoding="utf-8"),
                                                                   re.MULTILINE | re.DOTALL)).replace('"1h"', '"1s"'), encoding="utf-8")
-        with open(FOLDER / "log", "wb") as log:
-            cls.hub = subprocess.Popen(["jupyterhub", "--config", "config.py"], cwd=FOLDER, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        cls.hub = started.start(["jupyterhub", "--config", "config.py"], FOLDER)
 
         def is_up():
-            assert cls.hub.poll() is None, cls.log()
+            assert cls.hub.poll() is None, started.logs(FOLDER)
             try:
                 return ask("GET", "/hub/api/")[0] == 200
             except OSError:
                 return False
 
-        assert becomes_true(is_up), cls.log()
+        assert becomes_true(is_up), started.logs(FOLDER)
 
     @classmethod
     def tearDownClass(cls):
         cls.hub.kill()
         cls.hub.wait(SECONDS)
 
-    @staticmethod
-    def log():
-        return (FOLDER / "log").read_text(encoding="utf-8")[-5000:]
-
     def start(self, user):
         """A server of the user, and the id of its kernel, which has GPU memory."""
         ask("POST", f"/hub/api/users/{user}")
         ask("POST", f"/hub/api/users/{user}/server", {})
-        self.assertTrue(becomes_true(lambda: ask("GET", f"/hub/api/users/{user}")[1]["server"]), self.log())
+        self.assertTrue(becomes_true(lambda: ask("GET", f"/hub/api/users/{user}")[1]["server"]), started.logs(FOLDER))
         kernel = ask("POST", f"/user/{user}/api/kernels", {"name": "python3"})[1]["id"]
-        self.assertEqual(run_cell(user, kernel, FILL), "True\n", self.log())
+        self.assertEqual(run_cell(user, kernel, FILL), "True\n", started.logs(FOLDER))
         return kernel
 
     @staticmethod
@@ -156,19 +141,19 @@ class Hub(unittest.TestCase):
         # A third kernel gets the memory that the two have given back, and they wait for it.
         carol = self.start("carol")
         self.assertEqual(self.last_activity("alice", alice), before)  # to a culler a sleep is no activity
-        self.assertEqual(run_cell("alice", alice, USE), "True\n", self.log())
+        self.assertEqual(run_cell("alice", alice, USE), "True\n", started.logs(FOLDER))
         self.assertEqual(states(), {alice: "awake", bob: "asleep", carol: "awake"})
         self.assertNotEqual(self.last_activity("alice", alice), before)
         # What the hub's culler does with a user's server that has been idle: the kernel ends asleep.
         ask("DELETE", "/hub/api/users/bob/server")
-        self.assertTrue(becomes_true(lambda: states() == {alice: "awake", carol: "awake"}), self.log())
+        self.assertTrue(becomes_true(lambda: states() == {alice: "awake", carol: "awake"}), started.logs(FOLDER))
         # What the culler of a user's server does with a kernel.
         self.assertTrue(becomes_true(lambda: self.reclaim() == {alice: "asleep", carol: "asleep"}), states())
         ask("DELETE", f"/user/alice/api/kernels/{alice}")
-        self.assertTrue(becomes_true(lambda: states() == {carol: "asleep"}), self.log())
-        self.assertEqual(run_cell("carol", carol, USE), "True\n", self.log())
+        self.assertTrue(becomes_true(lambda: states() == {carol: "asleep"}), started.logs(FOLDER))
+        self.assertEqual(run_cell("carol", carol, USE), "True\n", started.logs(FOLDER))
         ask("DELETE", "/hub/api/users/carol/server")
-        self.assertTrue(becomes_true(lambda: not states()), self.log())
+        self.assertTrue(becomes_true(lambda: not states()), started.logs(FOLDER))
 
 
 if __name__ == "__main__":

@@ -23,22 +23,6 @@ std::size_t anonymous_bytes(pid_t process) {
 
 } // namespace
 
-TEST_CASE("Memory: other threads allocate and free through sleeps and wakes", "[quick][threads][memory]") {
-    Host host({"GPU_SLEEP_SIM_POISON=0"}); // writing a pattern to fresh memory would take most of the time
-    host.tell("alloc weights 4194304 0");
-    host.tell("alloc churn 4194304 0");
-    host.tell("churn 2");
-    for (int i = 0; i < 5; ++i) {
-        REQUIRE(host.command("gpu-sleep", {"--level", i % 2 == 0 ? "1" : "2", "--keep", "weights,churn"})
-                    .status == 0);
-        pause_for(Milliseconds(10));
-        host.wake_whole();
-    }
-    CHECK(std::stoull(host.tell("settle")) > 0);
-    CHECK(host.tell("faults") == "0");
-    CHECK(host.command("gpu-ps", {"--json"}).tag("churn", "ranges") == "1");
-}
-
 TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory]") {
     constexpr Bytes k_part = 20 * k_mib;
     constexpr int k_stays = 6; // in two pieces of host memory
@@ -63,26 +47,6 @@ TEST_CASE("Memory: host memory goes back as contents are freed asleep", "[memory
     CHECK(host.state() == "awake");
     CHECK(host.tell("pinned") == "0");
     CHECK(host.report("retained_bytes") == "0");
-}
-
-TEST_CASE("Memory: a process retains what it is allowed to, and copies only what changed",
-          "[quick][memory]") {
-    constexpr Bytes k_retained = 4 * k_mib; // of the two tags the one that fits
-    LoadedHost host({"GPU_SLEEP_RETAIN=5000000"});
-    host.tell("alloc kv_cache 8388608 0");
-    host.cycle();
-    const auto awake = host.command("gpu-ps", {"--json"});
-    CHECK(awake.json("/processes/0/report/retained_bytes") == std::to_string(k_retained));
-    CHECK_THAT(host.command("gpu-ps").out,
-               mentions(format_bytes(k_retained) + " of host memory is retained"));
-    const auto again = host.command("gpu-sleep", {"--json"});
-    CHECK(again.json("/processes/0/report/devices/0/kept_bytes") == std::to_string(12 * k_mib));
-    CHECK(again.json("/processes/0/report/devices/0/stored_bytes") == std::to_string(12 * k_mib));
-    CHECK(again.json("/processes/0/report/devices/0/copied_bytes") == std::to_string(8 * k_mib));
-    host.wake_whole();
-    const auto all = host.command("gpu-sleep", {"--copy-all", "--json"});
-    CHECK(all.json("/processes/0/report/devices/0/copied_bytes") == std::to_string(12 * k_mib));
-    host.wake_whole();
 }
 
 TEST_CASE("Memory: a settled process has host memory made ready, and its first sleep takes it", "[memory]") {

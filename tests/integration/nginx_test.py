@@ -8,9 +8,7 @@ The example runs as it stands, on a machine of its own.
 """
 
 import contextlib
-import http.client
 import http.server
-import json
 import os
 import pathlib
 import re
@@ -27,24 +25,15 @@ import unittest
 TREE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 sys.path.insert(0, str(TREE / "tests/support"))
 import own_machine  # noqa: E402
+import started  # noqa: E402
 from gpu_memory import GpuMemory  # noqa: E402
+from started import DIALECTS, SECONDS, becomes_true  # noqa: E402
 
 EXAMPLE = TREE / "cli/examples/one-url.conf"
-SECONDS = 60
 SIZE = 8 << 20
 AS_ROOT = ["-g", "user root;"]  # whom all is of; else nginx has a user of its own do the work
 PORT = 8000
 TOKEN = "0123456789abcdef-token"
-# What callers of the routes send: to sleep and to wake.
-CALLERS = {
-    "llama-swap": (("POST", "/sleep", '{"level": 1}'), ("POST", "/wake_up", "")),
-    "llm-d": (("POST", "/sleep"), ("POST", "/wake_up")),
-    "the production stack": (("POST", "/sleep?level=1&id=pod-7"), ("POST", "/wake_up?id=pod-7")),
-    "SGLang": (("POST", "/release_memory_occupation", "{}"), ("POST", "/resume_memory_occupation", "{}")),
-    "Dynamo": (("POST", "/engine/sleep", "{}"), ("POST", "/engine/wake_up", "{}")),
-    "FastDeploy": (("POST", "/v1/sleep"), ("POST", "/v1/wakeup")),
-    "Ray Serve": (("POST", "/sleep", '{"model": "m"}'), ("POST", "/wakeup", '{"model": "m"}')),
-}
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -90,21 +79,8 @@ class Server(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def ask(method, path, body=None, headers=None, source="127.0.0.1"):
-    """The status and the text of the reply."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", PORT, timeout=SECONDS, source_address=(source, 0))) as connection:
-        connection.request(method, path, body, headers or {})
-        reply = connection.getresponse()
-        return reply.status, reply.read().decode()
-
-
-def becomes_true(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
+def ask(*request, **more):
+    return started.ask(PORT, *request, **more)
 
 
 class Machine(contextlib.ExitStack):
@@ -161,7 +137,7 @@ class Machine(contextlib.ExitStack):
 
     @staticmethod
     def is_sleeping():
-        return json.loads(ask("GET", "/is_sleeping")[1])["is_sleeping"]
+        return ask("GET", "/is_sleeping")[1]["is_sleeping"]
 
 
 class OneUrl(unittest.TestCase):
@@ -179,14 +155,14 @@ class OneUrl(unittest.TestCase):
             self.assertEqual(ask("GET", "/generate")[0], 502)
             self.assertFalse(machine.is_sleeping())  # what the server does not answer yet
             machine.make_ready()
-            for caller, (sleep, wake) in CALLERS.items():
+            for caller, (sleep, wake, _) in DIALECTS.items():
                 with self.subTest(caller):
                     status, said = ask(*sleep)
-                    self.assertEqual((status, json.loads(said)["freed_bytes"]), (200, SIZE))
+                    self.assertEqual((status, said["freed_bytes"]), (200, SIZE))
                     self.assertEqual(ask("GET", "/health"), (200, "well"))
                     self.assertTrue(machine.is_sleeping())  # /health did not wake it
                     status, said = ask(*wake)
-                    self.assertEqual((status, json.loads(said)["restored_bytes"]), (200, SIZE))
+                    self.assertEqual((status, said["restored_bytes"]), (200, SIZE))
             ask("POST", "/sleep")
             self.assertEqual(ask("POST", "/v1/completions", '{"prompt": "x"}'), (200, "intact"))  # and has woken it
             self.assertFalse(machine.is_sleeping())

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/fd.hpp"
 #include "protocol/messages.hpp"
 #include "support/catch.hpp"
 #include "support/host.hpp"

@@ -22,12 +22,13 @@ import unittest
 TREE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 sys.path.insert(0, str(TREE / "tests/support"))
 import own_machine  # noqa: E402
+import started  # noqa: E402
 from gpu_memory import GpuMemory  # noqa: E402
+from started import SECONDS, becomes_true  # noqa: E402
 
 FOLDER = pathlib.Path("/tmp/slurm")
 SCRIPTS = pathlib.Path("/etc/slurm/gpu-sleep")
 ALL, SIZE = 80 << 20, 50 << 20
-SECONDS = 60
 SIMULATED = {"LD_LIBRARY_PATH": f"{BUILD}/simulated", "GPU_SLEEP_SIM_DEVICES": "1", "GPU_SLEEP_SIM_MEMORY": str(ALL),
              "GPU_SLEEP_SIM_STATE": str(FOLDER / "gpus")}
 only_long = unittest.skipUnless(os.environ.get("GPU_SLEEP_TEST_LONG") == "1", "of scripts/test --long")
@@ -75,21 +76,8 @@ def work(name):
     print("intact")
 
 
-def becomes_true(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def run(*command, **more):
     return subprocess.run([*map(str, command)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS, **more)
-
-
-def logs():
-    return [f"{file}:\n{file.read_text(encoding='utf-8')[-3000:]}" for file in (*FOLDER.glob("*.log"), *FOLDER.glob("*.out"))]
 
 
 def write_command(name, text):
@@ -106,9 +94,8 @@ class Machine:
         self.daemons = []  # which end with the machine
         for folder in (FOLDER, FOLDER / "state", FOLDER / "spool"):
             folder.mkdir()
-        own_machine.overlay("/usr/local", "/etc")
+        own_machine.install(BUILD, "/etc")
         SCRIPTS.parent.mkdir(exist_ok=True)
-        run("cmake", "--install", BUILD, "--prefix", "/usr/local").check_returncode()
         shutil.copytree("/usr/local/share/doc/gpu-sleep/examples/slurm", SCRIPTS)
         variables = " ".join(f"{name}={value}" for name, value in SIMULATED.items())
         self.edit("prolog", "60GiB", "60MiB")
@@ -117,7 +104,7 @@ class Machine:
             write_command(name, f'#!/bin/sh\n{variables} exec {BUILD}/bin/{name} "$@"\n')
         (SCRIPTS.parent / "slurm.conf").write_text(CONFIGURATION, encoding="ascii")
         (SCRIPTS.parent / "gres.conf").write_text("Name=gpu File=/dev/zero\nName=shard Count=4\n", encoding="ascii")
-        os.environ.update({**SIMULATED, "SLURM_CONF": str(SCRIPTS.parent / "slurm.conf"), "PATH": f"/usr/local/bin:{os.environ['PATH']}"})
+        os.environ.update({**SIMULATED, "SLURM_CONF": str(SCRIPTS.parent / "slurm.conf")})
         key = FOLDER / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
@@ -135,13 +122,12 @@ class Machine:
         self.all = self.free()
 
     def start(self, *command):
-        with open(FOLDER / f"{command[0]}.out", "ab") as log:
-            self.daemons.append(subprocess.Popen(command, cwd=FOLDER, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        self.daemons.append(started.start(command, FOLDER))
         return self.daemons[-1]
 
     @staticmethod
     def is_up():
-        assert becomes_true(lambda: run("sinfo", "-h", "-o", "%t").stdout.strip() in ("idle", "alloc", "mix")), logs()
+        assert becomes_true(lambda: run("sinfo", "-h", "-o", "%t").stdout.strip() in ("idle", "alloc", "mix")), started.logs(FOLDER)
 
     @staticmethod
     def edit(script, old, new):
@@ -210,7 +196,7 @@ class Slurm(unittest.TestCase):
 
     def check(self, condition):
         if not condition:
-            self.fail(logs())
+            self.fail(started.logs(FOLDER))
 
     def edit(self, script, old, new):
         """Until the test ends."""

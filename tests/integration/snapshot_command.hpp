@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "support/process.hpp"
 #include "support/snapshots.hpp"
 

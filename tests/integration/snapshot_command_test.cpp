@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot lists and verifies, whole snapshots and damaged ones, for people and for programs.
 
-#include "base/error.hpp"
 #include "snapshot_command.hpp"
 #include "support/man_page.hpp"
 #include "support/printed.hpp"

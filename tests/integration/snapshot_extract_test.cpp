@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot extract: a file that is there whole, or not at all.
 
-#include "base/error.hpp"
 #include "snapshot_command.hpp"
 #include "support/failing_call.hpp"
 

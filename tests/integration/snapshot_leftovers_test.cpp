@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot clean: what ended processes have left goes, and what living ones have stays.
 
-#include "base/error.hpp"
 #include "snapshot_command.hpp"
 #include "support/failing_call.hpp"
 

@@ -5,27 +5,17 @@
 // live. Prints the least time that it took in seconds and its status in a line, then what it printed last.
 // For a pid namespace, where a command finds no other processes.
 
-#include "base/fd.hpp"
 #include "base/process.hpp"
-#include "base/units.hpp"
 #include "protocol/messages.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <string>
-#include <vector>
 
 using namespace gpu_sleep;
 

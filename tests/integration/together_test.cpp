@@ -3,7 +3,6 @@
 // Processes that sleep and wake together, as a tree or as a group: all or none, whatever happens on the way.
 
 #include "peer.hpp"
-#include "protocol/messages.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -176,32 +175,6 @@ TEST_CASE("Together: one that refuses keeps all awake", "[together]") {
         CHECK(failed.status != 0);
         family.check_all_awake();
     }
-    family.check_completes();
-}
-
-TEST_CASE("Together: one that cannot wake keeps all asleep", "[together]") {
-    Family family(3);
-    REQUIRE(Family::command("gpu-sleep").status == 0);
-    family[1].tell("fail cuMemCreate 1 999"); // CUDA_ERROR_UNKNOWN
-    const auto failed = Family::command("gpu-wake");
-    CHECK(failed.status == 7);
-    CHECK_THAT(failed.err, mentions("none of 3 processes was woken"));
-    CHECK(family.count("asleep") == 3);
-    CHECK(Family::command("gpu-wake").status == 0);
-    family.check_all_awake();
-}
-
-TEST_CASE("Together: an interruption has all go back, while it can", "[together]") {
-    Family family(3);
-    family[1].tell("hold");
-    auto sleeping = Family::start("gpu-sleep");
-    await_request(sleeping);
-    pause_for(Milliseconds(200));
-    sleeping.signal(SIGINT);
-    const auto output = sleeping.finish();
-    CHECK(output.status == 128 + SIGINT);
-    family[1].tell("resume");
-    family.check_all_awake();
     family.check_completes();
 }
 

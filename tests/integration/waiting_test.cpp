@@ -136,25 +136,6 @@ TEST_CASE("Waiting: gpu-wake says once who has the memory, and until when it wai
                    mentions(fmt::format("{} (integration_host) has 40.0 MiB", process.rival.pid())));
 }
 
-TEST_CASE("Waiting: a wake gives up in its time, even while another request is under way", "[waiting]") {
-    Short process;
-    const auto start = Clock::now();
-    auto waiting = process.wait_for_weights("2s", true);
-    REQUIRE(process.shows());
-    process.host.tell("hold");
-    auto busy = process.host.start("gpu-sleep", {"--tags", "awake", "--timeout", "60s"});
-    const auto output = waiting.finish();
-    CHECK(Clock::now() - start < Milliseconds(20'000));
-    CHECK(output.status == 7);
-    CHECK(output.json("/processes/0/state") == "asleep");
-    CHECK(process.shows(false));
-    process.host.tell("resume");
-    CHECK(busy.finish().status == 0);
-    process.make_room();
-    REQUIRE(process.host.command("gpu-wake").status == 0);
-    CHECK(process.host.tell("check_all") == "intact");
-}
-
 TEST_CASE("Waiting: the program's own wake waits in the same way", "[waiting]") {
     Short process;
     process.host.tell("callback note");

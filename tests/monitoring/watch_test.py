@@ -19,34 +19,21 @@ import termios
 import time
 import unittest
 
-from terminal import Terminal
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
+import started  # noqa: E402
+from terminal import Terminal  # noqa: E402
 
 BINARIES = pathlib.Path(sys.argv.pop())
 PATIENCE = 30
 HOSTILE = "\x1b[2Jhostile\u202e\u200b name of a program that never ends and never will"
 
 
-class Host:
-    """A program with an agent on the simulated driver."""
-
+class Host(started.Host):
     def __init__(self, name, command="integration_host"):
-        self.process = subprocess.Popen([command], executable=BINARIES / "integration_host", stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True, env={**os.environ, "GPU_SLEEP_NAME": name})
-        self.process.stdout.readline()
-
-    def tell(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer.startswith("ok"), answer
+        super().__init__(BINARIES, name=command, GPU_SLEEP_NAME=name)
 
     def command(self, name, *arguments):
-        subprocess.run([BINARIES / name, str(self.process.pid), *arguments], check=True, stdout=subprocess.DEVNULL)
-
-    def end(self):
-        self.process.stdin.close()
-        self.process.wait(PATIENCE)
-        self.process.stdout.close()
+        subprocess.run([BINARIES / name, str(self.pid), *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
 class Watch:

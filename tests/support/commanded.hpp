@@ -11,8 +11,6 @@
 #include <iostream>
 #include <map>
 #include <sstream>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::test {
 

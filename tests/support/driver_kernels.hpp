@@ -9,6 +9,25 @@
 
 namespace gpu_sleep::driver_testing {
 
+/// A loop of a kernel over its words: what stands before its body, and behind it.
+#define GPU_SLEEP_TEST_FOR_EACH_WORD                                                                         \
+    "    mov.u32 %block, %ctaid.x;\n"                                                                        \
+    "    mov.u32 %threads, %ntid.x;\n"                                                                       \
+    "    mov.u32 %thread, %tid.x;\n"                                                                         \
+    "    mov.u32 %blocks, %nctaid.x;\n"                                                                      \
+    "    cvt.u64.u32 %at, %thread;\n"                                                                        \
+    "    mad.wide.u32 %index, %block, %threads, %at;\n"                                                      \
+    "    mul.wide.u32 %step, %blocks, %threads;\n"                                                           \
+    "next:\n"                                                                                                \
+    "    setp.ge.u64 %end, %index, %count;\n"                                                                \
+    "    @%end bra done;\n"
+#define GPU_SLEEP_TEST_NEXT_WORD                                                                             \
+    "    add.u64 %index, %index, %step;\n"                                                                   \
+    "    bra next;\n"                                                                                        \
+    "done:\n"                                                                                                \
+    "    ret;\n"                                                                                             \
+    "}\n"
+
 inline constexpr const char* k_kernels_ptx = R"(
 .version 7.0
 .target sm_70
@@ -23,25 +42,10 @@ inline constexpr const char* k_kernels_ptx = R"(
     ld.param.u64 %to, [to];
     ld.param.u64 %count, [count];
     ld.param.u32 %value, [value];
-    mov.u32 %block, %ctaid.x;
-    mov.u32 %threads, %ntid.x;
-    mov.u32 %thread, %tid.x;
-    mov.u32 %blocks, %nctaid.x;
-    cvt.u64.u32 %at, %thread;
-    mad.wide.u32 %index, %block, %threads, %at;
-    mul.wide.u32 %step, %blocks, %threads;
-next:
-    setp.ge.u64 %end, %index, %count;
-    @%end bra done;
-    shl.b64 %at, %index, 2;
+)" GPU_SLEEP_TEST_FOR_EACH_WORD R"(    shl.b64 %at, %index, 2;
     add.u64 %at, %at, %to;
     st.volatile.global.u32 [%at], %value;
-    add.u64 %index, %index, %step;
-    bra next;
-done:
-    ret;
-}
-
+)" GPU_SLEEP_TEST_NEXT_WORD R"(
 // sim_add(uint32_t* to, uint64_t count, uint32_t increment)
 .visible .entry sim_add(.param .u64 to, .param .u64 count, .param .u32 increment)
 {
@@ -51,27 +55,12 @@ done:
     ld.param.u64 %to, [to];
     ld.param.u64 %count, [count];
     ld.param.u32 %increment, [increment];
-    mov.u32 %block, %ctaid.x;
-    mov.u32 %threads, %ntid.x;
-    mov.u32 %thread, %tid.x;
-    mov.u32 %blocks, %nctaid.x;
-    cvt.u64.u32 %at, %thread;
-    mad.wide.u32 %index, %block, %threads, %at;
-    mul.wide.u32 %step, %blocks, %threads;
-next:
-    setp.ge.u64 %end, %index, %count;
-    @%end bra done;
-    shl.b64 %at, %index, 2;
+)" GPU_SLEEP_TEST_FOR_EACH_WORD R"(    shl.b64 %at, %index, 2;
     add.u64 %at, %at, %to;
     ld.global.u32 %word, [%at];
     add.u32 %word, %word, %increment;
     st.global.u32 [%at], %word;
-    add.u64 %index, %index, %step;
-    bra next;
-done:
-    ret;
-}
-
+)" GPU_SLEEP_TEST_NEXT_WORD R"(
 // sim_copy(uint32_t* to, const uint32_t* from, uint64_t count)
 .visible .entry sim_copy(.param .u64 to, .param .u64 from, .param .u64 count)
 {
@@ -81,27 +70,12 @@ done:
     ld.param.u64 %to, [to];
     ld.param.u64 %from, [from];
     ld.param.u64 %count, [count];
-    mov.u32 %block, %ctaid.x;
-    mov.u32 %threads, %ntid.x;
-    mov.u32 %thread, %tid.x;
-    mov.u32 %blocks, %nctaid.x;
-    cvt.u64.u32 %at, %thread;
-    mad.wide.u32 %index, %block, %threads, %at;
-    mul.wide.u32 %step, %blocks, %threads;
-next:
-    setp.ge.u64 %end, %index, %count;
-    @%end bra done;
-    shl.b64 %offset, %index, 2;
+)" GPU_SLEEP_TEST_FOR_EACH_WORD R"(    shl.b64 %offset, %index, 2;
     add.u64 %at, %from, %offset;
     ld.global.u32 %word, [%at];
     add.u64 %at, %to, %offset;
     st.global.u32 [%at], %word;
-    add.u64 %index, %index, %step;
-    bra next;
-done:
-    ret;
-}
-
+)" GPU_SLEEP_TEST_NEXT_WORD R"(
 // sim_spin(uint64_t milliseconds), at most 30 seconds
 .visible .entry sim_spin(.param .u64 milliseconds)
 {

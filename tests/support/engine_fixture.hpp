@@ -12,7 +12,6 @@
 #include "support/simulated_driver/control.h"
 #include "support/weights.hpp"
 
-#include <cuda.h>
 #include <malloc.h>
 
 namespace gpu_sleep::test {

@@ -14,6 +14,7 @@
 namespace gpu_sleep::test {
 
 constinit thread_local long t_allocations_left = -1;
+constinit AllocationsOfAll g_allocations;
 
 namespace {
 
@@ -23,8 +24,15 @@ bool is_driver(const void* caller) noexcept {
     return ::dladdr(caller, &info) != 0 && info.dli_fname && std::strstr(info.dli_fname, "libcuda.so");
 }
 
+bool is_next_of_all() noexcept {
+    if (!g_allocations.counts) return false;
+    const auto left = g_allocations.left.fetch_sub(1);
+    return left == 0 || (left < 0 && g_allocations.lasts);
+}
+
 void* allocate(std::size_t bytes, const void* caller) noexcept {
-    const bool fails = t_allocations_left >= 0 && !is_driver(caller) && t_allocations_left-- == 0;
+    const bool fails =
+        is_next_of_all() || (t_allocations_left >= 0 && !is_driver(caller) && t_allocations_left-- == 0);
     return fails ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }
 

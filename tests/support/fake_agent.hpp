@@ -8,12 +8,10 @@
 #include "base/fd.hpp"
 #include "protocol/messages.hpp"
 
-#include <cstddef>
 #include <filesystem>
 #include <functional>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 namespace gpu_sleep::test {
 

@@ -7,8 +7,6 @@
 #include "store/host_arena.hpp"
 #include "support/mapping.hpp"
 
-#include <mutex>
-
 namespace gpu_sleep::test {
 
 /// Its switches are set before, and its records read after, other threads use it.

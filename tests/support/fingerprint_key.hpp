@@ -7,7 +7,6 @@
 #include "driver/kernels/fingerprint.hpp"
 
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <vector>
 

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
 #include "support/process.hpp"

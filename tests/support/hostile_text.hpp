@@ -7,9 +7,6 @@
 #include "base/text.hpp"
 #include "support/sample_reports.hpp"
 
-#include <string>
-#include <string_view>
-
 namespace gpu_sleep::test {
 
 /// An escape, C1 controls alone and as UTF-8, an override of direction, an isolate, an invisible space, a

@@ -75,3 +75,10 @@ def overlay(*places):
         mount("-t", "overlay", "overlay", "-o", f"lowerdir={place},upperdir={layers[0]},workdir={layers[1]}", place)
     if "/etc" in places:
         mount("--bind", HOSTS, "/etc/hosts")
+
+
+def install(build, *places):
+    """Installs the build in /usr/local; what is written there, and in the places, goes with the machine."""
+    overlay("/usr/local", *places)
+    subprocess.run(["cmake", "--install", build, "--prefix", "/usr/local"], check=True, stdout=subprocess.DEVNULL)
+    os.environ["PATH"] = f"/usr/local/bin:{os.environ['PATH']}"

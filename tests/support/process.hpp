@@ -10,14 +10,8 @@
 
 #include <sys/types.h>
 
-#include <algorithm>
-#include <chrono>
-#include <optional>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace gpu_sleep::test {

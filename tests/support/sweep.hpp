@@ -16,12 +16,6 @@ inline int sweep_stride() {
     return std::max(1, wanted ? std::atoi(wanted) : 1);
 }
 
-/// The same for a sweep that starts a program for each call, a second each: three times as far where calls
-/// are left out, and `sanitized` under a sanitizer.
-inline int program_sweep_stride(int sanitized) {
-    return is_sanitized() ? sanitized : sweep_stride() == 1 ? 1 : 3 * sweep_stride();
-}
-
 /// Calls `step(call)` for one call after another, counted from 1, until it says that the operation made
 /// fewer. Where calls are left out, operations that make much the same calls have others of them fail:
 /// `which` of these it is.
@@ -37,13 +31,13 @@ void for_each_call(Step&& step, unsigned which = 0) {
     FAIL("an operation does not come to an end");
 }
 
-/// Runs `operation` with the `call`-th driver call from now on failing with `status`, 999 being
+/// Runs `operation` with the `call`-th driver call of `name` from now on failing with `status`, 999 being
 /// CUDA_ERROR_UNKNOWN. Names that call in `failed`, which is empty where there were fewer.
 template <class Operation>
 auto with_driver_failure(int call, std::string_view& failed, Operation&& operation, int status = 999,
-                         unsigned flags = SIM_ONCE) {
+                         unsigned flags = SIM_ONCE, const char* name = "*") {
     sim_reset_counts();
-    sim_fail("*", static_cast<std::uint64_t>(call), status, flags);
+    sim_fail(name, static_cast<std::uint64_t>(call), status, flags);
     auto done = operation();
     failed = sim_fault_counts().injected_failures != 0 ? sim_last_failed() : "";
     sim_clear();

@@ -2,8 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Making arenas ready: in which order, within what the host has room for, and how it ends.
 
-#include "store/arena_preparer.hpp"
-
 #include "support/fake_pinner.hpp"
 #include "unit/arenas.hpp"
 

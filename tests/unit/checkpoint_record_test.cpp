@@ -5,7 +5,6 @@
 
 #include "control/checkpoint_record.hpp"
 
-#include "base/process.hpp"
 #include "client/gpu_queue.hpp"
 #include "support/other_user.hpp"
 

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Conversations with agents that answer, err, fall silent and vanish; and the exit status of each end.
 
-#include "base/error.hpp"
 #include "client/client.hpp"
 #include "control/tasks.hpp"
 

@@ -5,10 +5,6 @@
 #include "server/connection.hpp"
 #include "support/catch.hpp"
 
-#include <sys/socket.h>
-
-#include <variant>
-
 using namespace gpu_sleep;
 using agent::server::Connection;
 using model::Progress;

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // What a command does, without a terminal: select, hear, withdraw.
 
-#include "base/error.hpp"
 #include "find_fixture.hpp"
 
 #include "control/dispatch.hpp"
@@ -12,8 +11,6 @@
 #include "support/failing_call.hpp"
 
 #include <sys/eventfd.h>
-
-#include <variant>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::control;

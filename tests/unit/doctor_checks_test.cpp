@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // What gpu-doctor makes of what it has read: machines and processes that there need not be.
 
-#include "base/files.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "doctor/diagnosis.hpp"
 
@@ -98,33 +97,28 @@ bool is_near(double figure, double expected) {
     return std::abs(figure - expected) < 0.01 * expected;
 }
 
-/// Of `machine`, the check `id` warns, and says `part`; nothing is bad.
-void check_warns(const MachineFacts& machine, std::string_view id, std::string_view part) {
-    const auto findings = judge(machine);
-    INFO(said(findings, id, Level::warn));
-    CHECK(has(said(findings, id, Level::warn), part));
-    CHECK(exit_status_of(findings) == 0);
+Findings judged(const MachineFacts& machine) {
+    return judge(machine);
+}
+Findings judged(const ProcessFacts& process) {
+    return judge(good_machine(), process);
 }
 
-void check_bad(const MachineFacts& machine, std::string_view id, std::string_view part, int status = 1) {
-    const auto findings = judge(machine);
-    INFO(said(findings, id, Level::bad));
-    CHECK(has(said(findings, id, Level::bad), part));
+/// The check `id` says `part` of `facts` at that level, and their exit status is `status`.
+template <class Facts>
+void check_says(Level level, const Facts& facts, std::string_view id, std::string_view part, int status) {
+    const auto findings = judged(facts);
+    INFO(said(findings, id, level));
+    CHECK(has(said(findings, id, level), part));
     CHECK(exit_status_of(findings) == status);
 }
-
-void check_warns(const ProcessFacts& process, std::string_view id, std::string_view part) {
-    const auto findings = judge(good_machine(), process);
-    INFO(said(findings, id, Level::warn));
-    CHECK(has(said(findings, id, Level::warn), part));
-    CHECK(exit_status_of(findings) == 0);
+template <class Facts>
+void check_warns(const Facts& facts, std::string_view id, std::string_view part) {
+    check_says(Level::warn, facts, id, part, 0);
 }
-
-void check_bad(const ProcessFacts& process, std::string_view id, std::string_view part, int status = 1) {
-    const auto findings = judge(good_machine(), process);
-    INFO(said(findings, id, Level::bad));
-    CHECK(has(said(findings, id, Level::bad), part));
-    CHECK(exit_status_of(findings) == status);
+template <class Facts>
+void check_bad(const Facts& facts, std::string_view id, std::string_view part, int status = 1) {
+    check_says(Level::bad, facts, id, part, status);
 }
 
 } // namespace

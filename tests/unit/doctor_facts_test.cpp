@@ -8,12 +8,10 @@
 #include "support/catch.hpp"
 
 #include <elf.h>
-#include <fcntl.h>
 #include <link.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 namespace gpu_sleep::doctor {
 namespace {

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // The table of errors, and the numbers that others share with it.
 
-#include "base/error.hpp"
 #include "base/guard.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "model/model.hpp"

@@ -4,7 +4,6 @@
 
 #include "store/file_store.hpp"
 
-#include "store/coding.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
 #include "support/sanitized.hpp"

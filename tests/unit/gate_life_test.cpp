@@ -6,8 +6,6 @@
 #include "gate_fixture.hpp"
 #include "support/child.hpp"
 
-#include <pthread.h>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;

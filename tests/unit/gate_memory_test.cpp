@@ -5,8 +5,6 @@
 #include "gate_fixture.hpp"
 #include "support/failing_new.hpp"
 
-#include <new>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Touch;

@@ -5,8 +5,6 @@
 #include "gate_fixture.hpp"
 #include "support/broken_error.hpp"
 
-#include <pthread.h>
-
 #include <csetjmp>
 #include <numeric>
 #include <sys/mman.h>

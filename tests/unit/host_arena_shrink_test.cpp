@@ -2,13 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Giving back what is dead of an arena: which pages go, which stay pinned, and that the rest is untouched.
 
-#include "store/host_arena.hpp"
-
-#include "store/arena_preparer.hpp"
 #include "support/fake_pinner.hpp"
-#include "support/result_printing.hpp"
 #include "unit/arenas.hpp"
-#include <sys/mman.h>
 
 using namespace gpu_sleep;
 using store::ArenaPreparer;

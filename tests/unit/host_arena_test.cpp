@@ -2,8 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Arenas: what the kernel was made to give, when, and that all of it is returned.
 
-#include "store/host_arena.hpp"
-
 #include "support/fake_pinner.hpp"
 #include "unit/arenas.hpp"
 

@@ -4,14 +4,11 @@
 
 #include "store/host_budget.hpp"
 
-#include "base/fd.hpp"
 #include "support/result_printing.hpp"
 
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-
-#include <new>
 
 using namespace gpu_sleep;
 using store::Headroom;

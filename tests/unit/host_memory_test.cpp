@@ -100,32 +100,44 @@ TEST_CASE("Host memory: every ancestor limits, up to the root of the tree", "[ho
           "the memory limit of control group " + machine.cgroup().string() + tightest);
 }
 
-TEST_CASE("Host memory: the groups of others do not limit", "[host_memory]") {
-    const Machine machine;
-    machine.join("0::/mine\n");
-    machine.add_group("/mine", "max", k_gib);
-    machine.add_group("/other", gib(1), k_gib);
-    machine.add_group("/mine/child", gib(1), k_gib);
-    CHECK(machine.headroom().bytes == 10 * k_gib);
+TEST_CASE("Host memory: what a group has room for is what limits", "[host_memory]") {
+    struct Group {
+        std::string path, limit;
+        Bytes usage;
+        std::string stat = "";
+    };
+    struct Row {
+        const char* what;
+        std::vector<Group> groups;
+        Bytes headroom;
+    };
+    const auto caches = "anon 1\ninactive_file " + gib(1) + "\nactive_file " + gib(1) +
+                        "\nslab_reclaimable " + gib(1) + "\nslab_unreclaimable 7\n";
+    const Row rows[] = {
+        {"those of others do not",
+         {{"/a", "max", 1}, {"/b", gib(1), k_gib}, {"/a/child", gib(1), k_gib}},
+         10 * k_gib},
+        {"what can be taken back is free", {{"/a", gib(4), 3 * k_gib, caches}}, 3 * k_gib},
+        {"more can be than is used", {{"/a", gib(4), k_gib, "inactive_file " + gib(3) + "\n"}}, 4 * k_gib},
+        {"more is used than may be", {{"/a", gib(4), 5 * k_gib}}, 0},
+        {"version 2 beside version 1", {{"/unified/a", gib(2), k_gib}}, k_gib},
+    };
+    for (const auto& row : rows) {
+        INFO(row.what);
+        const Machine machine;
+        machine.join("0::/a\n");
+        for (const auto& group : row.groups)
+            machine.add_group(group.path, group.limit, group.usage, group.stat);
+        CHECK(machine.headroom().bytes == row.headroom);
+    }
 }
 
-TEST_CASE("Host memory: page cache and slabs that can be taken back count as free", "[host_memory]") {
-    const Machine machine;
-    machine.join("0::/a\n");
-    machine.add_group("/a", gib(4), 3 * k_gib,
-                      "anon 1\ninactive_file " + gib(1) + "\nactive_file " + gib(1) + "\nslab_reclaimable " +
-                          std::to_string(512 * k_mib) + "\nslab_unreclaimable 7\n");
-    CHECK(machine.headroom().bytes == 2 * k_gib + 512 * k_mib);
-}
-
-TEST_CASE("Host memory: a group that can reclaim more than it uses, or uses more than it may",
+TEST_CASE("Host memory: in a container that sees the host's group names its own limit counts",
           "[host_memory]") {
     const Machine machine;
-    machine.join("0::/a\n");
-    machine.add_group("/a", gib(4), k_gib, "inactive_file " + gib(3) + "\n");
-    CHECK(machine.headroom().bytes == 4 * k_gib);
-    machine.add_group("/a", gib(4), 5 * k_gib);
-    CHECK(machine.headroom().bytes == 0);
+    machine.join("4:memory:/docker/0123abcd\n");
+    machine.add_group_version_1("", 2 * k_gib, k_gib);
+    CHECK(machine.headroom().bytes == k_gib);
 }
 
 TEST_CASE("Host memory: the point at which a group is slowed down is a limit too", "[host_memory]") {
@@ -150,21 +162,6 @@ TEST_CASE("Host memory: version 1 groups limit, found by their controller", "[ho
     machine.add_group_version_1("/a/b", 9 * k_gib, k_gib);
     machine.add_group_version_1("/c", k_gib, k_gib);
     CHECK(machine.headroom().bytes == 6 * k_gib);
-}
-
-TEST_CASE("Host memory: version 2 groups limit where version 1 is mounted as well", "[host_memory]") {
-    const Machine machine;
-    machine.join("0::/a\n");
-    machine.add_group("/unified/a", gib(2), k_gib);
-    CHECK(machine.headroom().bytes == k_gib);
-}
-
-TEST_CASE("Host memory: in a container that sees the host's group names its own limit counts",
-          "[host_memory]") {
-    const Machine machine;
-    machine.join("4:memory:/docker/0123abcd\n");
-    machine.add_group_version_1("", 2 * k_gib, k_gib);
-    CHECK(machine.headroom().bytes == k_gib);
 }
 
 TEST_CASE("Host memory: strange group names are names", "[host_memory]") {

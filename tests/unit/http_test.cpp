@@ -11,8 +11,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <sys/socket.h>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::cli::http;
 using Tags = std::vector<std::string>;

@@ -2,9 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Reads and writes that a file system does not take as they are.
 
-#include "store/io_queue.hpp"
-#include "store/snapshot_directory.hpp"
-#include "store/snapshot_file.hpp"
 #include "support/descriptors.hpp"
 #include "support/snapshots.hpp"
 

@@ -4,7 +4,6 @@
 
 #include "base/log.hpp"
 
-#include "base/units.hpp"
 #include "support/fake_journal.hpp"
 
 using namespace gpu_sleep;

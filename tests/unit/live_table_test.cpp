@@ -4,7 +4,6 @@
 
 #include "cli/show/live_table.hpp"
 
-#include "base/text.hpp"
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"
 #include "support/printed.hpp"

@@ -4,7 +4,6 @@
 // width or a value of the format that changes is seen here, also when writer and reader change alike. And
 // what stands for a field that is not sent.
 
-#include "protocol/messages.hpp"
 #include "protocol/wire.hpp"
 #include "random_messages.hpp"
 #include "support/catch.hpp"

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // The protocol: every message survives, nothing damaged does.
 
-#include "protocol/messages.hpp"
 #include "protocol/wire.hpp"
 
 #include "random_messages.hpp"

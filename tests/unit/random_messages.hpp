@@ -8,17 +8,7 @@
 #include "protocol/fields.hpp"
 #include "protocol/messages.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <random>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::test {
 

@@ -10,7 +10,6 @@
 #include "support/hostile_text.hpp"
 #include "support/printed.hpp"
 
-#include <poll.h>
 #include <sys/ioctl.h>
 
 using namespace gpu_sleep;

@@ -9,8 +9,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <variant>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::client;
 

@@ -4,7 +4,6 @@
 
 #include "base/files.hpp"
 
-#include "base/fd.hpp"
 #include "base/units.hpp"
 #include "support/catch.hpp"
 

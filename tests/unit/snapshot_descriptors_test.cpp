@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Snapshots whose descriptors a program closes, or uses for files of its own.
 
-#include "base/process.hpp"
 #include "support/descriptors.hpp"
 #include "support/overlay.hpp"
 #include "support/snapshots.hpp"

@@ -2,8 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Names, leftovers, and other people's attempts.
 
-#include "store/snapshot_directory.hpp"
-#include "store/snapshot_file.hpp"
 #include "support/failing_call.hpp"
 #include "support/snapshots.hpp"
 

@@ -3,7 +3,6 @@
 // Snapshots where calls of the kernel fail, or are slow. Disks that are full are in
 // snapshot_full_disk_test.cpp.
 
-#include "store/snapshot.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_call.hpp"
 #include "support/snapshots.hpp"

@@ -3,8 +3,6 @@
 // Snapshots on disks that are full, at any point.
 
 #include "base/threads.hpp"
-#include "store/snapshot.hpp"
-#include "support/failing_call.hpp"
 #include "support/small_disk.hpp"
 #include "support/snapshots.hpp"
 #include "unit/arenas.hpp"

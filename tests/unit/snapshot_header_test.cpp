@@ -3,8 +3,6 @@
 // Headers of snapshots: their JSON, their lies, and their versions.
 
 #include "base/checksum.hpp"
-#include "store/snapshot.hpp"
-#include "store/snapshot_description.hpp"
 #include "support/snapshots.hpp"
 
 #include <nlohmann/json.hpp>

@@ -1,50 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Snapshots while memory runs out: every allocation fails once, on whichever thread it is. A program of its
-// own, for it has an operator new of its own.
+// Snapshots while memory runs out: every allocation fails once, on whichever thread it is.
 
-#include "base/guard.hpp"
 #include "store/file_store.hpp"
 #include "support/descriptors.hpp"
+#include "support/failing_new.hpp"
 #include "support/sanitized.hpp"
 #include "support/snapshots.hpp"
 
 #include <malloc.h>
 
-#include <new>
-
-namespace {
-
-std::atomic<bool> g_counts{false};
-std::atomic<bool> g_is_lasting{false}; ///< all fail from then on
-std::atomic<long> g_left{0};           ///< that succeed
-
-bool fails() noexcept {
-    if (!g_counts) return false;
-    const auto left = g_left.fetch_sub(1);
-    return left == 0 || (left < 0 && g_is_lasting);
-}
-
-} // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-    auto* const memory = fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
-    if (memory == nullptr) throw std::bad_alloc();
-    return memory;
-}
-[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-    return fails() ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-    std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-    std::free(memory);
-}
-
 namespace gpu_sleep::store {
 namespace {
 
+using test::g_allocations;
 using test::Scratch;
 
 /// Contents that take no memory once they are made.
@@ -89,12 +58,12 @@ void for_every_allocation(bool lasting, Body&& body, Check&& check) {
     bool was_reached = true;
     for (long n = 0; was_reached; ++n) {
         INFO("allocation " << n);
-        g_is_lasting = lasting;
-        g_left = n;
-        g_counts = true;
+        g_allocations.lasts = lasting;
+        g_allocations.left = n;
+        g_allocations.counts = true;
         auto result = body();
-        g_counts = false;
-        was_reached = g_left < 0;
+        g_allocations.counts = false;
+        was_reached = g_allocations.left < 0;
         check(result);
         if (!was_reached) CHECK(n > 10);
     }

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Snapshots there and back, cut, bent, lied about, and with a disk that fails.
 
-#include "store/snapshot.hpp"
 #include "support/snapshots.hpp"
 
 namespace gpu_sleep::store {

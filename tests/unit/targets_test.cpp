@@ -2,8 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Whom a word of the command line names: a pid, a parent, a name, of one user or of all.
 
-#include "base/error.hpp"
-#include "control/targets.hpp"
 #include "find_fixture.hpp"
 
 using namespace gpu_sleep;

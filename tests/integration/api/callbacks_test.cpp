@@ -4,8 +4,6 @@
 
 #include "callbacks.hpp"
 
-#include "base/units.hpp"
-
 #include <pthread.h>
 #include <sys/mman.h>
 

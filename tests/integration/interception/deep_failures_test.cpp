@@ -6,30 +6,9 @@
 #include "deep_machine.hpp"
 
 #include "support/configuration.hpp"
-#include "support/sweep.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
-
-TEST_CASE("Deep: what the driver refuses leaves it asleep as without the driver", "[deep]") {
-    DeepMachine machine;
-    struct Case {
-        const char* failure;
-        int status;
-        const char* words;
-    };
-    const auto failed = GENERATE(Case{"cuCheckpointProcessLock:1:800", 5, "lock"},
-                                 Case{"cuCheckpointProcessCheckpoint:1:801", 7, "CUDA_ERROR_NOT_SUPPORTED"});
-    const auto slept = machine.command("deep", {}, {std::string("GPU_SLEEP_SIM_FAIL=") + failed.failure});
-    INFO(slept.err);
-    CHECK(slept.status == failed.status);
-    CHECK(slept.json("/processes/0/state") == "asleep");
-    CHECK_THAT(slept.err, mentions("not deeply") && mentions(failed.words));
-    CHECK(machine.state() == "asleep");
-    const auto next = GENERATE(false, true);
-    if (next) machine.fall_asleep();
-    machine.wake_whole();
-}
 
 TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]") {
     const auto next = GENERATE(false, true); // goes deep again, or wakes
@@ -214,48 +193,4 @@ TEST_CASE("Deep: a process whose restore found too little is lost, and what is k
         machine.command("gpu-sleep", {"--store", "file", "--dir", place.file("files"), "--keep-files"})));
     machine.host.kill();
     CHECK(run({{command_file("gpu-snapshot"), "verify", place.file("files")}, {}}).status == 0);
-}
-
-TEST_CASE("Deep: whichever call of the process's own fails, it sleeps or is awake, and wakes whole",
-          "[deep]") {
-    const bool is_own = GENERATE(false, true); // the program asks, not a command
-    const Scratch scratch;
-    const auto trace = scratch.file("trace");
-    const auto [first, last] = [&] {
-        DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
-        return own_calls_of(machine.host.pid(), trace, [&] {
-            if (is_own)
-                REQUIRE(machine.host.tell(k_own_sleep).starts_with("0 "));
-            else
-                machine.fall_asleep();
-            machine.wake();
-        });
-    }();
-    REQUIRE(last - first > 20);
-    int deep = 0;
-    int failed = 0;
-    const int step = program_sweep_stride(24) * (is_own ? 3 : 1); // most calls are the same, whoever asks
-    // Runs differ by so many calls, and before the sleep and behind the wake the program's own would fail.
-    constexpr int k_spread = 10;
-    for (int nth = first + k_spread; nth < last - k_spread; nth += step) {
-        INFO("call " << nth << " of " << first << " to " << last);
-        DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
-        const auto asked = is_own ? machine.host.tell(k_own_sleep) : std::string();
-        const auto slept = is_own ? Output() : machine.command("deep");
-        INFO(asked << slept.err);
-        const bool has_slept = is_own ? asked.starts_with("0 ") : slept.status == 0;
-        const auto state = machine.state();
-        const bool sleeps =
-            is_own ? asked.find(" 0 ") == std::string::npos : slept.json("/processes/0/state") == "asleep";
-        CHECK(state == (has_slept ? "deep" : sleeps ? "asleep" : "awake"));
-        deep += has_slept;
-        auto woken = machine.command("gpu-wake");
-        failed += !has_slept || woken.status != 0;
-        if (woken.status != 0) woken = machine.command("gpu-wake");
-        CHECK(succeeded(woken));
-        CHECK(woken.json("/processes/0/state") == "awake");
-        machine.expect_works();
-    }
-    CHECK(deep > 0);
-    CHECK(failed > 0);
 }

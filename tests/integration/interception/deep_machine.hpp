@@ -17,25 +17,6 @@ inline constexpr std::uint64_t k_context_bytes = std::uint64_t{8} << 20;
 /// Has the program put itself to sleep deeply.
 inline const std::string k_own_sleep = fmt::format("sleep_self {} 10000", 1 | GPU_SLEEP_DEEP);
 
-/// Calls so far of `process` itself, as the simulated driver counts them, which has written to `trace`.
-inline int own_calls(pid_t process, const std::string& trace) {
-    int count = 0;
-    const auto threads = fmt::format("/proc/{}/task/", process);
-    for (const auto& [thread, name, status] : calls_in(trace))
-        count += std::filesystem::exists(threads + thread) && name != "cuInit" &&
-                 name != "cuGetProcAddress" && !name.starts_with("cuGetError") &&
-                 name != "cuDriverGetVersion";
-    return count;
-}
-
-/// The first and the last of these calls that `step` makes.
-template <class Step>
-std::pair<int, int> own_calls_of(pid_t process, const std::string& trace, Step&& step) {
-    const int before = own_calls(process, trace);
-    step();
-    return {before + 1, own_calls(process, trace)};
-}
-
 /// The process that the agent of `pid` has started for `task`; 0: there is none.
 inline pid_t process_outside(pid_t pid, std::string_view task = "checkpoint") {
     const auto words = fmt::format("{}{}{}{}", task, '\0', pid, '\0');

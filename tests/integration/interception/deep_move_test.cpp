@@ -5,7 +5,6 @@
 #include "deep_machine.hpp"
 
 #include "support/configuration.hpp"
-#include "support/sweep.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -88,17 +87,6 @@ TEST_CASE("Deep move: what cannot be meant, or cannot be done, changes nothing",
     machine.expect_works();
 }
 
-TEST_CASE("Deep move: a driver that refuses it leaves the process asleep", "[deep]") {
-    DeepMachine machine({"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessRestore:1:1"});
-    machine.fall_asleep();
-    const auto refused = machine.command("gpu-wake", {"--gpu", "0=1"});
-    CHECK(refused.status == 2);
-    CHECK(machine.is_deep());
-    machine.wake();
-    CHECK(device_of(machine) == "0");
-    machine.expect_works();
-}
-
 TEST_CASE("Deep move: one without memory that could sleep moves as asked, and no other way", "[deep]") {
     DeepMachine machine;
     machine.host.tell("free " + machine.piece.number);
@@ -150,32 +138,4 @@ TEST_CASE("Deep move: others make room for it where it goes", "[deep]") {
     CHECK(succeeded(machine.command("gpu-wake", {"--gpu", "1=0", "--make-room", "--min-awake", "0s"})));
     CHECK(device_of(machine) == "0");
     machine.expect_awake();
-}
-
-TEST_CASE("Deep move: whichever call of the process's own fails, it is deep or awake, and wakes whole",
-          "[deep]") {
-    const Scratch scratch;
-    const auto trace = scratch.file("trace");
-    const auto [first, last] = [&] {
-        DeepMachine machine({"GPU_SLEEP_SIM_TRACE=" + trace});
-        machine.fall_asleep();
-        return own_calls_of(machine.host.pid(), trace, [&] { machine.wake({"--gpu", "0=1"}); });
-    }();
-    REQUIRE(last - first > 5);
-    int failed = 0;
-    for (int nth = first; nth < last; nth += program_sweep_stride(8)) {
-        INFO("call " << nth << " of " << first << " to " << last);
-        DeepMachine machine({fmt::format("GPU_SLEEP_SIM_FAIL=*:{}:999", nth)});
-        if (machine.command("deep").status != 0) continue; // calls differ from run to run a little
-        const auto woken = machine.command("gpu-wake", {"--gpu", "0=1"});
-        INFO(woken.err);
-        failed += woken.status != 0;
-        const auto state = machine.state();
-        CHECK((state == "deep" ? "asleep" : state) == woken.json("/processes/0/state"));
-        CHECK(machine.command("gpu-wake").status == 0); // what is left to wake
-        const auto gpu = device_of(machine);
-        CHECK((gpu == "1" || (woken.status != 0 && gpu == "0")));
-        machine.expect_works();
-    }
-    CHECK(failed > 0);
 }

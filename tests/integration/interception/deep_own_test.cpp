@@ -5,8 +5,6 @@
 
 #include "deep_machine.hpp"
 
-#include "gpu_sleep/gpu_sleep.h"
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using Catch::Matchers::StartsWith;
@@ -103,17 +101,6 @@ TEST_CASE("Deep: a process with a timer of its own sleeps deeply until it is use
     REQUIRE(becomes_true([&] { return machine.state() == (stays ? "asleep" : "deep"); }));
     CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
     machine.expect_awake();
-}
-
-TEST_CASE("Deep: a process whose timer finds the driver unwilling is asleep as without it, and says so",
-          "[deep]") {
-    DeepMachine machine(
-        {"GPU_SLEEP_IDLE=1000", "GPU_SLEEP_IDLE_DEEP=1", "GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:999"});
-    REQUIRE(becomes_true([&] {
-        return machine.command("gpu-ps").out.find("the last time it could not") != std::string::npos;
-    }));
-    CHECK(machine.command("gpu-inhibit").status == 0); // awake, it stays so
-    expect_plain(machine);
 }
 
 TEST_CASE("Deep: what the driver refuses to the process outside leaves the program asleep as without it",

@@ -25,49 +25,10 @@ struct Crowd {
         other->tell("start");
         filling = make_piece(*other, "plain", free_bytes(*other) - 30 * k_mib); // each takes 14, and wants 24
     }
-    [[nodiscard]] Process start_wake(std::size_t index, Arguments arguments = {}) {
-        return Process(family.launch("gpu-wake", with({std::to_string(family[index].pid())}, arguments)));
-    }
     void make_room() { other->tell("free " + filling.number); }
 };
 
 } // namespace
-
-TEST_CASE("Deep room: of two that wake at once, one finds room and the other stays deep",
-          "[deep][deep_together]") {
-    Crowd crowd;
-    auto one = crowd.start_wake(0);
-    auto other = crowd.start_wake(1);
-    const auto first = one.finish();
-    const auto second = other.finish();
-    INFO(first.err << second.err);
-    CHECK(first.status + second.status == 7);
-    const auto states = crowd.family.states();
-    CHECK(states.awake == 1);
-    CHECK(states.deep == 1);
-    crowd.make_room();
-    crowd.family.check_wakes();
-}
-
-TEST_CASE("Deep room: where there is room for both, one comes back while another does",
-          "[deep][deep_together]") {
-    DeepFamily family(2, {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:60s"});
-    REQUIRE(run(family.deep()).status == 0);
-    Process slow(family.launch("gpu-wake", {std::to_string(family[0].pid())}));
-    await_request(slow);
-    pause_for(Milliseconds(300)); // it has its room by now
-    CHECK(succeeded(run(family.launch("gpu-wake", {std::to_string(family[1].pid()), "--timeout", "20s"}))));
-}
-
-TEST_CASE("Deep room: eight that wake at once all come back", "[deep][deep_together]") {
-    DeepFamily family(8, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessRestore:100ms"});
-    REQUIRE(run(family.deep()).status == 0);
-    std::deque<Process> wakes;
-    for (std::size_t i = 0; i < family.size(); ++i)
-        wakes.emplace_back(family.launch("gpu-wake", {std::to_string(family[i].pid())}));
-    for (auto& wake : wakes) CHECK(succeeded(wake.finish()));
-    family.check_all_awake();
-}
 
 TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked for",
           "[deep][deep_together]") {

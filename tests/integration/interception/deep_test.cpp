@@ -81,18 +81,6 @@ TEST_CASE("Deep: what is given up while it is stopped changes nothing of a sleep
     machine.wake_whole();
 }
 
-TEST_CASE("Deep: a paused program goes deep as well, and a pause of it then changes nothing", "[deep]") {
-    DeepMachine machine;
-    REQUIRE(machine.command("gpu-sleep", {"--level", "0"}).status == 0);
-    machine.fall_asleep();
-    const auto paused = machine.command("gpu-sleep", {"--level", "0"});
-    CHECK(paused.status == 0);
-    CHECK(paused.json("/processes/0/report/changed") == "false");
-    CHECK(machine.is_deep());
-    machine.wake();
-    machine.expect_awake();
-}
-
 TEST_CASE("Deep: a process without memory that could sleep goes deep, too", "[deep]") {
     DeepMachine machine;
     machine.host.tell("free " + machine.piece.number);

@@ -76,15 +76,6 @@ TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]
     machine.wake_whole();
 }
 
-TEST_CASE("Driver engine: an interrupted command undoes what it did", "[driver_engine]") {
-    Machine machine;
-    Process process(machine.launch("sleep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessLock:500ms"}));
-    pause_for(Milliseconds(200));
-    process.signal(SIGINT);
-    CHECK(process.finish().status == 128 + SIGINT);
-    machine.expect_awake();
-}
-
 TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]") {
     Machine machine;
     REQUIRE(machine.command("sleep").status == 0);

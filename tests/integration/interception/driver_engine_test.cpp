@@ -97,29 +97,6 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     CHECK(unknown.status == 3); // a name may be that of a program
 }
 
-TEST_CASE("Driver engine: work that does not end in time leaves the process awake", "[driver_engine]") {
-    Machine machine({"GPU_SLEEP_SIM_DELAY=cuLaunchKernel:3s"});
-    machine.host.process().send("launch " + machine.piece.number + " 0");
-    pause_for(Milliseconds(200));
-    const auto late = machine.command("sleep", {"--timeout", "100ms"});
-    CHECK(late.status == 4);
-    CHECK(late.json("/processes/0/state") == "awake");
-    CHECK(machine.host.process().read_line() == "ok " + machine.piece.hash);
-    machine.expect_awake();
-}
-
-TEST_CASE("Driver engine: two commands do not get into each other's way", "[driver_engine]") {
-    Machine machine;
-    const HeldCall checkpoint("cuCheckpointProcessCheckpoint");
-    Process first(machine.launch("sleep", {}, checkpoint.environment()));
-    REQUIRE(becomes_true([&] { return machine.has_noted_need(); }));
-    CHECK(machine.command("sleep", {"--timeout", "100ms"}).status == 4);
-    checkpoint.release();
-    CHECK(machine.command("sleep").status == 0);
-    CHECK(first.finish().status == 0);
-    machine.wake_whole();
-}
-
 TEST_CASE("Driver engine: what others take during a checkpoint makes no restore begin without room",
           "[driver_engine]") {
     Machine machine;

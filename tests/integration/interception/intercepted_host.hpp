@@ -6,8 +6,6 @@
 
 #include "support/host.hpp"
 
-#include <cstdint>
-
 namespace gpu_sleep::test {
 
 /// A way in which programs reach libcuda, and the build of the program that goes it.

@@ -12,11 +12,9 @@
 #include "support/commanded.hpp"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>

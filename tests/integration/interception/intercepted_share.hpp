@@ -7,8 +7,6 @@
 
 #include "intercepted_memory.hpp"
 
-#include <span>
-
 namespace gpu_sleep::test {
 
 /// Exports the first handle of `memory` to whoever receives at `path`. Errors: driver_failed, io_failed.

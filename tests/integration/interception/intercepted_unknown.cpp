@@ -6,8 +6,6 @@
 
 #include <dlfcn.h>
 
-#include <utility>
-
 namespace gpu_sleep::test {
 namespace {
 

@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdlib>
 #include <memory>
-#include <span>
 
 namespace gpu_sleep::test {
 namespace {

@@ -5,15 +5,13 @@
 #pragma once
 
 #include "intercepted_memory.hpp"
+#include "support/noise.hpp"
 
 namespace gpu_sleep::test {
 
-/// A number that looks random, and is never zero for long. Source: Steele, Lea and Flood, splitmix64.
+/// A number that is never zero for long.
 [[nodiscard]] inline std::uint64_t noise_at(std::uint64_t seed, std::uint64_t index) noexcept {
-    std::uint64_t value = seed * 0x100000001U + index + 0x9E3779B97F4A7C15U;
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9U;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBU;
-    return value ^ (value >> 31);
+    return splitmix64(seed * 0x100000001U + index);
 }
 
 /// capture_noise(uint64_t* to, uint64_t count, uint64_t seed): writes noise_at(seed, i) for each i.

@@ -221,15 +221,6 @@ TEST_CASE("Live: what sleeps in place is not taken out amid a capture, which is 
     check_no_harm(host);
 }
 
-TEST_CASE("Live: where host memory cannot be had, a program starts on the GPU", "[live]") {
-    const auto variable =
-        GENERATE(as<std::string>(), "GPU_SLEEP_SIM_HOST_NUMA=0", "GPU_SLEEP_HOST_BUDGET=1048576");
-    Host host(captured_launch(k_linked, {"GPU_SLEEP_LIVE_BYTES=1GiB", variable}));
-    for (const auto* kind : {"plain", "async"}) check_intact(host, make_piece(host, kind, k_piece_bytes));
-    CHECK(host_backed(host) == 0);
-    check_no_harm(host);
-}
-
 TEST_CASE("Live: a program whose threads end contexts moves all the same", "[live]") {
     Host host(captured_launch(k_linked));
     std::vector<Piece> pieces;
@@ -426,31 +417,5 @@ TEST_CASE("Live: what is asked for amid a move waits for its turn", "[live]") {
     CHECK(moving.finish().status == 0);
     machine.wake({"--live-bytes", "0"});
     CHECK(host_backed(machine.host) > 0); // it had moved before it slept
-    machine.expect_works();
-}
-
-TEST_CASE("Live: what sleeps in host memory from the start can go deep without waking", "[live]") {
-    DeepMachine machine({"GPU_SLEEP_LIVE_BYTES=1GiB"});
-    const auto placed = host_backed(machine.host);
-    CHECK(placed > 0);
-    REQUIRE(succeeded(machine.command("gpu-sleep")));
-    CHECK(machine.state() == "asleep");
-    machine.fall_asleep();
-    machine.wake();
-    CHECK(host_backed(machine.host) == placed);
-    machine.expect_works();
-}
-
-TEST_CASE("Live: host memory that is not released keeps a process from going deep", "[live]") {
-    DeepMachine machine({"GPU_SLEEP_LIVE_BYTES=1GiB", "GPU_SLEEP_SIM_FAIL=cuMemRelease:1:999:forever"});
-    const auto placed = host_backed(machine.host);
-    CHECK(placed > 0);
-    const auto slept = machine.command("deep");
-    INFO(slept.out);
-    CHECK(slept.status == 7);
-    CHECK_THAT(slept.out, mentions("not deeply"));
-    CHECK(machine.state() == "asleep");
-    machine.wake();
-    CHECK(host_backed(machine.host) == placed);
     machine.expect_works();
 }

@@ -4,7 +4,6 @@
 // each allocation fails once, or all from one on. The answer says how memory is, and callbacks come in pairs.
 
 #include "devices.hpp"
-#include "gpu_sleep/gpu_sleep.h"
 #include "short_memory.hpp"
 #include "support/callbacks.hpp"
 

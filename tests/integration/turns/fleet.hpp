@@ -7,7 +7,6 @@
 #include "support/process.hpp"
 
 #include <atomic>
-#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <random>
