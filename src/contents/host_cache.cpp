@@ -165,7 +165,7 @@ Result<bool> goes_straight(Transfer& transfer) {
         ways.is_straight = seconds_a_byte[1] < k_enough * seconds_a_byte[0];
         ways.is_decided = true;
     }
-    return ways.is_decided ? ways.is_straight : ways.legs == 1;
+    return ways.are_there && (ways.is_decided ? ways.is_straight : ways.legs == 1);
 }
 
 /// Brings coded blocks without a scratch: the device decodes them from host memory, and the processors those
@@ -186,7 +186,7 @@ Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
             HostArena::for_each_piece(block.place.span(), [&](std::size_t piece, Span) {
                 pin(transfer, *block.place.batch->arena(), piece);
             });
-            if (taken && is_in_reach(block.place)) {
+            if (taken && transfer.ways.are_there && is_in_reach(block.place)) {
                 const auto* const coded = block.place.batch->arena()->at(block.place.at);
                 tasks[count++] = task_of(block, reinterpret_cast<std::uintptr_t>(coded));
                 continue;

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "contents/stored.hpp"
+#include "driver/context.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -41,6 +42,9 @@ Result<void> Restore::expect(std::span<const Number> ranges, Bytes spare) {
     auto& session = transfer_.session;
     GPU_SLEEP_TRY(session.prepare_fingerprints(blocks));
     if (coded == 0) return {};
+    constexpr auto k_by_its_address = CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+    transfer_.ways.are_there =
+        driver::device_attribute(contents_.api(), session.device(), k_by_its_address) != 0;
     const auto scratch = std::min(k_scratch, coded_bytes);
     auto made = session.prepare_coding(coded, spare < 2 * scratch ? 0 : scratch);
     if (!made && made.error().code == ErrorCode::out_of_device_memory) return {};

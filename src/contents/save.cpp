@@ -135,10 +135,10 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
             bytes += span.bytes;
         });
     }
+    if (tasks.empty() || !session.has_own_stream()) return {};
     const auto scratch = std::min(k_scratch, bytes);
     const auto memory = GPU_SLEEP_TRY(session.memory_info());
-    // A GPU that is full keeps what it has for its programs.
-    if (tasks.empty() || !session.has_own_stream() || memory.free < 2 * scratch) return {};
+    if (memory.free < 2 * scratch) return {}; // a GPU that is full keeps what it has for its programs
     const auto space = session.prepare_coding(tasks.size(), scratch);
     if (!space) return space.error().code == ErrorCode::out_of_device_memory ? Result<void>() : space.error();
     std::copy(tasks.begin(), tasks.end(), space->tasks.begin());

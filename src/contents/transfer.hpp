@@ -37,6 +37,7 @@ struct Ways {
     };
     std::array<Leg, 2> tried{}; ///< copied, straight
     std::size_t legs = 0;
+    bool are_there = false; ///< both: the device reads pinned memory where it lies
     bool is_straight = false;
     bool is_decided = false;
 };

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
+#include <string_view>
 #include <vector>
 
 using namespace gpu_sleep;
@@ -108,14 +108,22 @@ TEST_CASE("Coded: a changed block stays where it is, or moves where it no longer
     weights.fixture.wake_whole();
     auto changed = normal_bf16(Weights::k_bytes / 2);
     std::rotate(changed.begin(), changed.begin() + 2 * k_mib, changed.end());
-    const auto noise = random_bytes(k_mib);
-    std::copy(noise.begin(), noise.end(), changed.begin());
+    const auto fill = [&](std::ptrdiff_t block, std::string_view kind) {
+        const auto contents = block_contents();
+        const auto found = std::ranges::find(contents, kind, &BlockContents::name);
+        const auto made = found->make(k_mib);
+        std::copy(made.begin(), made.end(), changed.begin() + block * static_cast<std::ptrdiff_t>(k_mib));
+    };
+    fill(0, "random");
+    fill(1, "bf16 of two scales"); // a tenth larger
+    fill(2, "bf16 of one sign");   // of another class, and no larger
     put(weights.fixture, 0, changed);
     REQUIRE(weights.fixture.sleep(level(1)));
     const auto& after = weights.kept().blocks;
-    CHECK_FALSE(after[0].place.is_where(before[0].place));
     CHECK(after[0].place.coding == contents::Coding::raw);
-    for (std::size_t i = 1; i < after.size(); ++i) CHECK(after[i].place.is_where(before[i].place));
+    CHECK(after[1].place.coding == contents::Coding::coded);
+    CHECK(after[2].place.block_class != before[2].place.block_class);
+    for (std::size_t i = 0; i < after.size(); ++i) CHECK(after[i].place.is_where(before[i].place) == (i > 1));
     weights.fixture.wake_whole();
     REQUIRE(weights.fixture.sleep(level(1))); // nothing has changed
     weights.fixture.wake_whole();

@@ -3,15 +3,18 @@
 # Copyright the gpu-sleep authors.
 """How fast contents sleep and wake that the GPU codes, beside the same with `--codec raw` in the same run, and whether each
 bit is right: normally distributed bf16 weights, AdamW's state, and random bytes; at rest, with all changed, with nothing
-changed, and right after a neighbour released 40 GiB.
+changed, right after a neighbour released 40 GiB, and beside one that computes all the time.
 
-Usage: coded_sleep.py --build DIR [--gib 14.96] [--kinds LIST] [--release 40] [--rounds 3] [--json FILE]. Exit status 0 when
-each bit is right.
+Usage: coded_sleep.py --build DIR [--gib 14.96] [--kinds LIST] [--release 40] [--busy] [--rounds 3] [--json FILE]. Exit
+status 0 when each bit is right.
 """
 
+import argparse
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import gpu_commands
 
@@ -66,9 +69,9 @@ def program(options):
 
 
 class Program:
-    def __init__(self, options, kind, script=None, words=()):
-        command = [os.path.join(options.build, "bin", "gpu-run"), "--", sys.executable, script or os.path.abspath(sys.argv[0]),
-                   "--build", options.build, "--gib", str(options.gib), "--kind", kind, "--program", *words]
+    def __init__(self, options, kind, role="--program"):
+        command = [os.path.join(options.build, "bin", "gpu-run"), "--", sys.executable, os.path.abspath(sys.argv[0]),
+                   "--build", options.build, "--gib", str(options.gib), "--release", str(options.release), "--kind", kind, role]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = str(self.process.pid)
         self.read()
@@ -89,23 +92,36 @@ class Program:
         self.process.wait()
 
 
-class Released:
-    """A neighbour that holds memory, and releases it by a sleep."""
+def neighbour(options):
+    """Holds memory, or computes; says with each line of standard input how many launches are done."""
+    import torch
 
-    def __init__(self, options):
-        self.options = options
-        code = (f"import torch; x = torch.zeros({int(options.release * GIB)}, dtype=torch.uint8, device='cuda'); "
-                "torch.cuda.synchronize(); print('ready', flush=True); input()")
-        self.process = subprocess.Popen([os.path.join(options.build, "bin", "gpu-run"), "--", sys.executable, "-c", code],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.process.stdout.readline()
+    held = torch.zeros(int(options.release * GIB), dtype=torch.uint8, device="cuda")
+    if options.kind == "idle":
+        torch.cuda.synchronize()
+        print("ready", flush=True)
+        sys.stdin.read()
+        return 0
+    del held
+    torch.cuda.empty_cache()
+    left, right = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    done, is_over = [0], threading.Event()
 
-    def release(self):
-        gpu_commands.on_process(self.options.build, "gpu-sleep", str(self.process.pid), "--level", "2", "--yes")
+    def compute():
+        while not is_over.is_set():
+            for _ in range(8):
+                left @ right
+            torch.cuda.synchronize()
+            done[0] += 8
 
-    def end(self):
-        self.process.stdin.close()
-        self.process.wait()
+    worker = threading.Thread(target=compute)
+    worker.start()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(done[0], flush=True)
+    is_over.set()
+    worker.join()
+    return 0
 
 
 def measure(options, kind, codec):
@@ -114,18 +130,16 @@ def measure(options, kind, codec):
     found = {}
 
     def sleep(name):
-        said, seconds = gpu_commands.on_process(build, "gpu-sleep", pid, "--level", "1", "--codec", codec)
+        seconds = gpu_commands.on_process(build, "gpu-sleep", pid, "--level", "1", "--codec", codec)[1]
         found.setdefault(name, []).append(seconds)
-        return said
 
     def wake(name):
-        _, seconds = gpu_commands.on_process(build, "gpu-wake", pid)
+        seconds = gpu_commands.on_process(build, "gpu-wake", pid)[1]
         found.setdefault(name, []).append(seconds)
+        return seconds
 
     is_right = True
     sleep("first sleep")
-    status = gpu_commands.run(build, "gpu-ps")[1]
-    found["status"] = [p for p in status.get("processes", []) if str(p.get("pid")) == pid]
     wake("first wake")
     is_right &= program_of.ask("check") == "right"
     for _ in range(options.rounds):
@@ -135,36 +149,46 @@ def measure(options, kind, codec):
         is_right &= program_of.ask("check") == "right"
         sleep("sleep, nothing changed")
         if options.release:
-            neighbour = Released(options)
-            neighbour.release()
+            idle = Program(options, "idle", "--neighbour")
+            gpu_commands.on_process(build, "gpu-sleep", idle.pid, "--level", "2", "--yes")
             wake("wake after a release")
-            neighbour.end()
+            idle.end()
         else:
             wake("wake")
+    if options.busy:
+        busy = Program(options, "busy", "--neighbour")
+        for _ in range(options.rounds):
+            sleep("sleep beside a neighbour")
+            start, before = time.monotonic(), int(busy.ask("count"))
+            time.sleep(1)
+            alone = (int(busy.ask("count")) - before) / (time.monotonic() - start)
+            before = int(busy.ask("count"))
+            seconds = wake("wake beside a neighbour")
+            found.setdefault("the neighbour's speed", []).append((int(busy.ask("count")) - before) / seconds / alone)
+        busy.end()
     is_right &= program_of.ask("check") == "right"
     program_of.end()
-    return found, is_right
+    return {name: [round(each, 3) for each in values] for name, values in found.items()}, is_right
 
 
 def main():
     parser = gpu_commands.parser(__doc__)
     parser.add_argument("--gib", type=float, default=14.96)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--kind", default="bf16", help="of the program")
+    parser.add_argument("--kind", default="bf16", help=argparse.SUPPRESS)
     parser.add_argument("--release", type=float, default=40, help="GiB that a neighbour releases before a wake; 0: none")
+    parser.add_argument("--busy", action="store_true", help="also beside a neighbour that computes")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--program", action="store_true")
+    for role in ("--program", "--neighbour"):
+        parser.add_argument(role, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.program:
-        return program(options)
+    if options.program or options.neighbour:
+        return program(options) if options.program else neighbour(options)
     checks, figures = {}, {}
     for kind in options.kinds.split(","):
         for codec in ("raw", "auto"):
-            found, is_right = measure(options, kind, codec)
-            checks[f"{kind} {codec}: each bit is right"] = is_right
-            held = [p.get("host_bytes") for p in found.pop("status")]
-            figures[f"{kind} {codec}"] = {name: [round(s, 3) for s in seconds] for name, seconds in found.items()}
-            print(kind, codec, figures[f"{kind} {codec}"], held, flush=True)
+            figures[f"{kind} {codec}"], checks[f"{kind} {codec}: each bit is right"] = measure(options, kind, codec)
+            print(kind, codec, figures[f"{kind} {codec}"], flush=True)
     return gpu_commands.finish(options, figures, checks)
 
 
