@@ -119,8 +119,7 @@ void free_departed(ProgramMemory& memory, Departed departed) noexcept {
         all.allocations.change([&](Allocation& a) {
             if (a.pool && a.context == departed.context) a.context = nullptr;
         });
-        // Retained contents may have been pinned in that context, and would be copied slowly.
-        if (departed.is_primary) memory.forget_retained();
+        if (departed.is_primary) memory.note_unpinned();
         for (const auto& [address, allocation] : departed.allocations)
             if (allocation.pool) freed_from_pool(allocation);
         Due due(std::move(departed.later));

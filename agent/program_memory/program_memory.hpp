@@ -211,10 +211,13 @@ public:
     /// `margin` may be retained besides. For the operations thread; the mutex is held for moments only.
     /// Errors: out_of_host_memory.
     [[nodiscard]] Result<void> prepare_piece(int device, Bytes margin);
-    /// Gives up what is retained, of all tags.
-    void forget_retained() noexcept {
+    /// A context has ended in which host memory may have been pinned. Gives up what is retained, of all tags,
+    /// and has what sleeps pinned anew before it is used.
+    void note_unpinned() noexcept {
         const MutexLock lock(mutex_);
-        if (storage_) static_cast<void>(storage_->engine.contents().trim_retained(0));
+        if (!storage_) return;
+        static_cast<void>(storage_->engine.contents().trim_retained(0));
+        static_cast<void>(storage_->engine.contents().unpin());
     }
     [[nodiscard]] Result<void> preserve(driver::DeviceAddress address, Bytes bytes);
     [[nodiscard]] Result<void> keep_on_gpu(driver::DeviceAddress address);

@@ -45,14 +45,16 @@ bool is_coded(const Move& block) noexcept {
 
 /// So many tasks, which nothing that is queued uses. Errors: as DeviceSession::prepare_coding().
 Result<std::span<driver::BlockTask>> take_tasks(Transfer& transfer, std::size_t count) {
-    auto& [tasks, scratch] = transfer.coding;
-    if (count > tasks.size() - transfer.coding_used) {
+    if (count > transfer.coding.tasks.size() - transfer.coding_used) {
         GPU_SLEEP_TRY(transfer.session.synchronize());
         transfer.coding_used = 0;
-        if (count > tasks.size())
+        if (count > transfer.coding.tasks.size()) {
+            const auto scratch = std::exchange(transfer.coding, {}).scratch;
             transfer.coding = GPU_SLEEP_TRY(transfer.session.prepare_coding(count, scratch.bytes));
+        }
     }
-    return tasks.subspan(std::exchange(transfer.coding_used, transfer.coding_used + count), count);
+    return transfer.coding.tasks.subspan(std::exchange(transfer.coding_used, transfer.coding_used + count),
+                                         count);
 }
 
 /// What is to be done with a block whose code lies at an address that the device has, too.
@@ -165,7 +167,7 @@ Result<bool> goes_straight(Transfer& transfer) {
         ways.is_straight = seconds_a_byte[1] < k_enough * seconds_a_byte[0];
         ways.is_decided = true;
     }
-    return ways.are_there && (ways.is_decided ? ways.is_straight : ways.legs == 1);
+    return ways.can_go_straight && (ways.is_decided ? ways.is_straight : ways.legs == 1);
 }
 
 /// Brings coded blocks without a scratch: the device decodes them from host memory, and the processors those
@@ -186,7 +188,7 @@ Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
             HostArena::for_each_piece(block.place.span(), [&](std::size_t piece, Span) {
                 pin(transfer, *block.place.batch->arena(), piece);
             });
-            if (taken && transfer.ways.are_there && is_in_reach(block.place)) {
+            if (taken && transfer.ways.can_go_straight && is_in_reach(block.place)) {
                 const auto* const coded = block.place.batch->arena()->at(block.place.at);
                 tasks[count++] = task_of(block, reinterpret_cast<std::uintptr_t>(coded));
                 continue;
@@ -352,14 +354,14 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
         for (const auto& block : leg)
             if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;
         constexpr Bytes k_worth_timing = 16 * k_mib;
-        const bool is_free = has_scratch && in_reach >= k_worth_timing;
-        const bool is_straight = is_free && GPU_SLEEP_TRY(goes_straight(transfer));
+        const bool may_choose = has_scratch && in_reach >= k_worth_timing;
+        const bool is_straight = may_choose && GPU_SLEEP_TRY(goes_straight(transfer));
         for (const auto& block : leg) {
             const bool goes = is_coded(block) && (!has_scratch || (is_straight && is_in_reach(block.place)));
             (goes ? straight : through).push_back(block);
         }
         auto& ways = transfer.ways;
-        auto* const timed = is_free && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
+        auto* const timed = may_choose && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
         if (timed) GPU_SLEEP_TRY(transfer.session.set(timed->begun));
         GPU_SLEEP_TRY(give_through(transfer, through));
         GPU_SLEEP_TRY(give_straight(transfer, straight));
@@ -367,7 +369,7 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
             GPU_SLEEP_TRY(transfer.session.set(timed->ended));
             timed->bytes = in_reach;
         }
-        if (is_free) ++ways.legs;
+        if (may_choose) ++ways.legs;
     }
     return {};
 }

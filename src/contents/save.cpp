@@ -116,6 +116,8 @@ Result<void> Save::seal(driver::DeviceSession& session) {
 }
 
 Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
+    constexpr driver::DeviceAddress k_alignment =
+        16; // which kernels read at once; programs preserve what they like
     std::vector<driver::BlockTask> tasks;
     std::vector<codec::BlockPlan*> plans;
     Bytes bytes = 0;
@@ -127,9 +129,11 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
             const bool is_same =
                 previous && previous->blocks[i].is_in(item.store) && previous->blocks[i].seal == block.seal;
             const bool may_be_copied = !is_same || options_.copies_all || options_.checks_copies;
-            if (block.seal.is_zero || !may_be_copied) return;
+            const auto address = item.address + span.offset;
+            const bool can_be_coded = address % k_alignment == 0 && span.bytes % codec::k_coded_unit == 0;
+            if (block.seal.is_zero || !may_be_copied || !can_be_coded) return;
             auto& task = tasks.emplace_back();
-            task.content = item.address + span.offset;
+            task.content = address;
             task.content_bytes = static_cast<std::uint32_t>(span.bytes);
             plans.push_back(&item.plans[i]);
             bytes += span.bytes;
@@ -138,7 +142,7 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
     if (tasks.empty() || !session.has_own_stream()) return {};
     const auto scratch = std::min(k_scratch, bytes);
     const auto memory = GPU_SLEEP_TRY(session.memory_info());
-    if (memory.free < 2 * scratch) return {}; // a GPU that is full keeps what it has for its programs
+    if (memory.free < k_scratch_share * scratch) return {};
     const auto space = session.prepare_coding(tasks.size(), scratch);
     if (!space) return space.error().code == ErrorCode::out_of_device_memory ? Result<void>() : space.error();
     std::copy(tasks.begin(), tasks.end(), space->tasks.begin());
@@ -160,8 +164,18 @@ void Save::place(Part& part, int device, const Item& item, model::Store store, B
     part.moved += block.place.bytes;
 }
 
-bool Save::fits(const Block& old, const codec::BlockPlan& plan) noexcept {
-    return old.place.coding != Coding::coded || (is_coded(plan) && plan.coded_bytes <= old.place.bytes);
+bool Save::is_as_kept(const Item& item, std::size_t i, const Block& old) const noexcept {
+    if (options_.copies_all || old.seal != item.range->blocks[i].seal) return false;
+    // What was not measured could not be mended.
+    const bool stays_coded = options_.codes && (!options_.checks_copies || is_coded(plan_at(item.plans, i)));
+    return old.place.coding != Coding::coded || stays_coded;
+}
+
+bool Save::fits(const Item& item, std::size_t i, const Block& old) const noexcept {
+    if (old.place.coding != Coding::coded) return true;
+    if (item.plans.empty()) return options_.codes; // a dry run
+    const auto& plan = item.plans[i];
+    return is_coded(plan) && plan.coded_bytes <= old.place.bytes;
 }
 
 const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) const {
@@ -177,9 +191,8 @@ Bytes Save::new_bytes(const Item& item) const {
     for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
         const auto* const old =
             previous && previous->blocks[i].is_in(item.store) ? &previous->blocks[i] : nullptr;
-        const auto& plan = plan_at(item.plans, i);
-        const bool stays = old && (old->seal == block.seal || fits(*old, plan));
-        if (!block.seal.is_zero && !stays) sum += room_for(plan, span.bytes);
+        const bool stays = old && (is_as_kept(item, i, *old) || fits(item, i, *old));
+        if (!block.seal.is_zero && !stays) sum += room_for(plan_at(item.plans, i), span.bytes);
     });
     return sum;
 }
@@ -247,8 +260,8 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes&
         const auto& plan = plan_at(item.plans, i);
         if (previous && previous->blocks[i].is_in(item.store)) {
             const auto& old = previous->blocks[i];
-            const bool is_same = !options_.copies_all && old.seal == block.seal;
-            if (is_same || fits(old, plan)) block.place = old.place;
+            const bool is_same = is_as_kept(item, i, old);
+            if (is_same || fits(item, i, old)) block.place = old.place;
             if (is_same) return;
             if (block.is_stored()) {
                 if (block.place.coding == Coding::coded) block.place.block_class = plan.block_class;

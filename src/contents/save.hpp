@@ -97,8 +97,10 @@ private:
     /// Gives `block`, which lies at `memory`, a new place.
     void place(Part& part, int device, const Item& item, model::Store store, Block& block,
                driver::AddressSpan memory, const codec::BlockPlan& plan);
-    /// Whether what the block is to become can be put in the place that it has.
-    [[nodiscard]] static bool fits(const Block& old, const codec::BlockPlan& plan) noexcept;
+    /// Whether block `i` of the item is what `old`, which is retained of it, holds as it is to be kept.
+    [[nodiscard]] bool is_as_kept(const Item& item, std::size_t i, const Block& old) const noexcept;
+    /// Whether block `i`, if it has changed, can be put in the place of `old`.
+    [[nodiscard]] bool fits(const Item& item, std::size_t i, const Block& old) const noexcept;
     /// What the item is retained as, where its places may be used again; else null.
     [[nodiscard]] const KeptRange* usable_previous(const Item& item, bool is_unchanged) const;
     /// What new places the item needs, if all goes to its store.

@@ -24,6 +24,8 @@ namespace gpu_sleep::contents {
 
 /// Most device memory that coded blocks pass through: launches for so much fill a GPU.
 inline constexpr Bytes k_scratch = 128 * k_mib;
+/// It is taken where so many times as much is free: programs and neighbours come first.
+inline constexpr Bytes k_scratch_share = 4;
 
 /// Which way coded blocks go to the device: copied to the scratch and decoded there, or decoded straight from
 /// host memory. Just after a large release by whatever process the driver clears what was released with the
@@ -37,7 +39,7 @@ struct Ways {
     };
     std::array<Leg, 2> tried{}; ///< copied, straight
     std::size_t legs = 0;
-    bool are_there = false; ///< both: the device reads pinned memory where it lies
+    bool can_go_straight = false; ///< the device reads pinned memory where it lies
     bool is_straight = false;
     bool is_decided = false;
 };

@@ -32,7 +32,6 @@ BlockCoder::~BlockCoder() {
 Result<void> BlockCoder::run(BlockWork work, std::span<BlockTask> tasks, CodedSide side,
                              CUstream stream) const {
     if (tasks.empty()) return {};
-    for (auto& task : tasks) task.failed = 0;
     auto* data = tasks.data();
     std::uint64_t count = tasks.size();
     void* arguments[] = {&data, &count};

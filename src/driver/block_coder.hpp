@@ -30,6 +30,8 @@ public:
     BlockCoder& operator=(const BlockCoder&) = delete;
     /// Its work has to be done, and its context current.
     ~BlockCoder();
+    /// Its module went with the context.
+    void forget() noexcept { module_ = nullptr; }
 
     /// Queues the work on `stream`, of the context that load() found current, and returns. `tasks` lie in
     /// page-locked memory (MappedBuffer); they are the kernel's until the work is done, which then has set

@@ -43,7 +43,11 @@ Result<void> DeviceSession::make_stream(CUstream& stream, CUstream other) {
 
 DeviceSession::~DeviceSession() {
     const auto current = enter();
-    if (current.status() != CUDA_SUCCESS) return; // everything went with the context
+    if (current.status() != CUDA_SUCCESS) { // everything went with the context
+        if (scratch_) scratch_->forget();
+        if (coder_) coder_->forget();
+        return;
+    }
     for (auto* stream : {stream_, side_stream_, check_stream_})
         if (stream) api_.cuStreamSynchronize(stream);
     buffer_.reset();

@@ -59,6 +59,8 @@ public:
     DeviceBuffer& operator=(DeviceBuffer&&) = delete;
     ~DeviceBuffer() { static_cast<void>(free()); }
 
+    /// It went with its context, and its addresses may be another's.
+    void forget() noexcept { span_ = {}; }
     /// Returns false if it is still there.
     [[nodiscard]] bool free() noexcept {
         if (span_.bytes != 0 && api_.cuMemFree(span_.address) == CUDA_SUCCESS) span_ = {};

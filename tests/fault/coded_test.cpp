@@ -239,3 +239,31 @@ TEST_CASE("Coded: memory that changes while it is put to sleep stays awake with 
     REQUIRE(weights.fixture.sleep(level(1)));
     weights.fixture.wake_whole();
 }
+
+TEST_CASE("Coded: what a program preserves lies at any address, and is kept as it is", "[coded]") {
+    Weights weights;
+    auto& backing = *weights.fixture.ledger().find(weights.fixture.allocations()[0].address);
+    ledger::Ledger::preserve(backing, {k_mib + 8, 4 * k_mib});
+    REQUIRE(weights.fixture.sleep(level(2)));
+    CHECK(weights.coded_blocks() == 0);
+    REQUIRE(weights.fixture.wake());
+    const auto& found = weights.fixture.read(0);
+    const auto& expected = weights.fixture.allocations()[0].contents;
+    constexpr std::ptrdiff_t k_from = k_mib + 8;
+    CHECK(std::equal(found.begin() + k_from, found.begin() + k_from + 4 * k_mib, expected.begin() + k_from));
+    CHECK(sim_fault_counts().illegal_accesses == 0);
+}
+
+TEST_CASE("Coded: a dry run needs no more than what is retained", "[coded]") {
+    Weights weights;
+    REQUIRE(weights.fixture.sleep(level(1)));
+    weights.fixture.wake_whole();
+    auto rehearsal = level(1);
+    rehearsal.dry_run = true;
+    model::Report report;
+    REQUIRE(weights.fixture.sleep(rehearsal, &report));
+    CHECK(report.notes.empty());
+    REQUIRE(weights.fixture.sleep(raw())); // which what is unchanged becomes, too
+    CHECK(weights.coded_blocks() == 0);
+    weights.fixture.wake_whole();
+}

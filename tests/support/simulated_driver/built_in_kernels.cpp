@@ -101,6 +101,11 @@ std::span<std::byte> to_write(const sim_launch* launch, std::uint64_t address, s
 std::span<BlockTask> tasks_of(const sim_launch* launch, void** arguments) {
     const std::span tasks(argument<BlockTask*>(arguments, 0), argument<std::uint64_t>(arguments, 1));
     sim_require_access(launch, reinterpret_cast<std::uint64_t>(tasks.data()), tasks.size_bytes(), 1);
+    const auto is_misaligned = [](const BlockTask& task) {
+        return task.content % 16 != 0 || task.coded % codec::k_line != 0;
+    };
+    // A GPU reads several values at once, or the context is lost.
+    if (std::any_of(tasks.begin(), tasks.end(), is_misaligned)) sim_require_access(launch, 1, 1, 0);
     return tasks;
 }
 
