@@ -21,7 +21,7 @@ struct BlockTask {
     std::uint32_t failed = 0;
     /// Set by `gpu_sleep_measure_blocks`. To encode, `coded_bytes` is
     /// the room at `coded`, and afterwards what was used of it; to decode, how many bytes are there.
-    codec::BlockPlan plan;
+    codec::BlockPlan plan{};
 };
 static_assert(sizeof(BlockTask) == 64);
 
