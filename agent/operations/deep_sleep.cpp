@@ -208,9 +208,10 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
         return await_driver(asker, deadline, is_own);
     });
     step.emplace("look how deeply it sleeps");
-    GPU_SLEEP_TRY(guarded([&] { return take_stock(); }));
+    auto taken = guarded([&] { return take_stock(); });
+    if (is_own && is_deep()) return {}; // whatever became of the process outside since
+    GPU_SLEEP_TRY(std::move(taken));
     if (!is_own) return done;
-    if (is_deep()) return {}; // whatever became of the process outside since
     return done ? not_deeply("another process has restored it") : std::move(done).error();
 }
 
