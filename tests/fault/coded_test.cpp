@@ -3,6 +3,9 @@
 // What the GPU codes on its way to host memory comes back whole, whichever way it comes, and is found damaged
 // where it is.
 
+#include "contents/save.hpp"
+#include "driver/device_session.hpp"
+
 #include "support/blocks.hpp"
 #include "support/catch.hpp"
 #include "support/engine_fixture.hpp"
@@ -219,25 +222,26 @@ TEST_CASE("Coded: copies that are checked before the GPU's memory goes are coded
     weights.fixture.wake_whole();
 }
 
-TEST_CASE("Coded: memory that changes while it is put to sleep stays awake with all its bytes", "[coded]") {
+TEST_CASE("Coded: memory that has changed since it was measured is not taken for what it was", "[coded]") {
     Weights weights;
-    auto& contents = weights.fixture.allocations()[0].contents;
-    const auto noise = random_bytes(Weights::k_bytes);
-    weights.fixture.control().progress = [&](const model::Progress& progress) {
-        if (progress.phase == model::Progress::Phase::transfer) {
-            std::memcpy(contents.data(), noise.data(), noise.size());
-            weights.fixture.refill();
-        }
-        return true;
-    };
-    const auto slept = weights.fixture.sleep(level(1));
-    REQUIRE_FALSE(slept);
-    CHECK(slept.error().code == ErrorCode::refused);
-    CHECK(weights.fixture.state() == model::State::awake);
-    CHECK(weights.fixture.all_intact());
-    weights.fixture.control() = {};
-    REQUIRE(weights.fixture.sleep(level(1)));
-    weights.fixture.wake_whole();
+    const auto& api = weights.fixture.api();
+    contents::Save save(weights.fixture.engine().contents(), {}, 1);
+    auto context = driver::PrimaryContext::retain(api, 0);
+    REQUIRE(context);
+    const auto session = driver::DeviceSession::open(api, *std::move(context));
+    REQUIRE(session);
+    static_cast<void>(save.add({0, "weights"}, Store::host, weights.fixture.allocations()[0].address,
+                               {{0, Weights::k_bytes}}));
+    REQUIRE(save.seal(**session));
+    put(weights.fixture, 0, random_bytes(Weights::k_bytes));
+    save.lay_out();
+    REQUIRE(save.begin());
+    const sleep::Control control;
+    contents::ProgressCounter progress(control, save.moved(0));
+    const auto taken = save.take(**session, progress);
+    REQUIRE_FALSE(taken);
+    CHECK(taken.error().code == ErrorCode::refused);
+    CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
 TEST_CASE("Coded: what a program preserves lies at any address, and is kept as it is", "[coded]") {
