@@ -105,7 +105,7 @@ TEST_CASE("Store: processes killed at random moments harm nobody and leave nothi
         REQUIRE(survivor.command("gpu-wake").status == 0);
     }
     CHECK(survivor.tell("check_all") == "intact");
-    CHECK(left > kills / 10); // some were killed in the middle
+    CHECK(left > 0); // killed in the middle; how many, load decides
     // The kernel may still end what the last one wrote.
     for (int tries = 50; !place.files().empty() && tries > 0; --tries) {
         pause_for(Milliseconds(20));
