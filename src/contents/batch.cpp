@@ -26,7 +26,6 @@ Bytes room_for(const codec::BlockPlan& plan, Bytes bytes) noexcept {
 }
 
 Place Batch::add(Number range, driver::AddressSpan memory, const codec::BlockPlan& plan) {
-
     if (!is_cached_) {
         const bool follows = range == last_range_ && !extents_.empty() &&
                              extents_.back().address + extents_.back().bytes == memory.address &&

@@ -61,7 +61,7 @@ Result<void> read_part(const Place& place, Bytes bytes, Span part, std::byte* to
     std::vector<std::byte> content(bytes);
     GPU_SLEEP_TRY(arena.read(place.span(), coded.data()));
     if (!codec::decode_block(place.block_class, coded, content))
-        return make_error(ErrorCode::damaged, "what is kept of the contents is damaged");
+        return make_error(ErrorCode::damaged, "the kept contents are damaged");
     std::copy_n(content.begin() + static_cast<std::ptrdiff_t>(part.offset), part.bytes, to);
     return {};
 }

@@ -116,8 +116,7 @@ Result<void> Save::seal(driver::DeviceSession& session) {
 }
 
 Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
-    constexpr driver::DeviceAddress k_alignment =
-        16; // which kernels read at once; programs preserve what they like
+    constexpr driver::DeviceAddress k_alignment = 16; // kernels read so much at once
     std::vector<driver::BlockTask> tasks;
     std::vector<codec::BlockPlan*> plans;
     Bytes bytes = 0;
@@ -126,12 +125,11 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
         const auto* const previous = usable_previous(item, false);
         item.plans.resize(item.range->blocks.size());
         for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
-            const bool is_same =
-                previous && previous->blocks[i].is_in(item.store) && previous->blocks[i].seal == block.seal;
-            const bool may_be_copied = !is_same || options_.copies_all || options_.checks_copies;
+            const bool stays =
+                previous && previous->blocks[i].is_in(item.store) && is_as_kept(item, i, previous->blocks[i]);
             const auto address = item.address + span.offset;
             const bool can_be_coded = address % k_alignment == 0 && span.bytes % codec::k_coded_unit == 0;
-            if (block.seal.is_zero || !may_be_copied || !can_be_coded) return;
+            if (block.seal.is_zero || stays || !can_be_coded) return;
             auto& task = tasks.emplace_back();
             task.content = address;
             task.content_bytes = static_cast<std::uint32_t>(span.bytes);

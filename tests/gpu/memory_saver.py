@@ -69,19 +69,19 @@ def resident_bytes():
 
 
 def check_host_memory(torch, saver):
-    """It grows by what is paused, coded, and is given back by the end of the resume."""
+    """It grows by what is paused, and is given back by the end of the resume."""
     for gib in (1, 2):
         with saver.region(tag="rss", enable_cpu_backup=True, cpu_backup_backend="mmap"):
-            tensor = torch.full((gib * GIB,), 7, dtype=torch.uint8, device="cuda")
-        torch.cuda.synchronize()
+            tensor = torch.randint(0, 256, (gib * GIB,), dtype=torch.uint8, device="cuda")  # of which no byte is saved
+        expected = tensor.cpu()
         before = resident_bytes()
         saver.pause("rss")
         paused = resident_bytes()
         saver.resume("rss")
         after = resident_bytes()
-        assert paused - before >= gib * GIB * 3 // 5, (before, paused)
-        assert paused - after >= gib * GIB * 3 // 5, (paused, after)
-        assert bool((tensor == 7).all()) and saver.get_cpu_backup(tensor) is None
+        assert paused - before >= gib * GIB * 3 // 4, (before, paused)
+        assert paused - after >= gib * GIB * 3 // 4, (paused, after)
+        assert torch.equal(tensor.cpu(), expected) and saver.get_cpu_backup(tensor) is None
         del tensor
 
 

@@ -83,8 +83,9 @@ TEST_CASE("Store: processes killed at random moments harm nobody and leave nothi
             REQUIRE(host.command("gpu-wake").status == 0);
             whole = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
         }
-        const auto moment = Clock::now() + std::chrono::microseconds(
-                                               std::uniform_int_distribution<long>(0, whole.count())(random));
+        const auto begun = Clock::now();
+        const auto moment =
+            begun + std::chrono::microseconds(std::uniform_int_distribution<long>(0, whole.count())(random));
         {
             auto sleeping = host.start("gpu-sleep", place.store());
             auto killer = [&] {
@@ -97,6 +98,9 @@ TEST_CASE("Store: processes killed at random moments harm nobody and leave nothi
             if (slept.status == 0) {
                 const auto woken = host.command("gpu-wake").status;
                 CHECK((woken == 0 || woken == 3));
+                // The first may have been slow, and all others over before their moment.
+                const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begun);
+                if (woken == 0) whole = std::min(whole, took);
             }
         }
         CHECK(host.wait() == 128 + SIGKILL);
@@ -105,7 +109,7 @@ TEST_CASE("Store: processes killed at random moments harm nobody and leave nothi
         REQUIRE(survivor.command("gpu-wake").status == 0);
     }
     CHECK(survivor.tell("check_all") == "intact");
-    CHECK(left > 0); // killed in the middle; how many, load decides
+    CHECK(left > kills / 10); // some were killed in the middle
     // The kernel may still end what the last one wrote.
     for (int tries = 50; !place.files().empty() && tries > 0; --tries) {
         pause_for(Milliseconds(20));

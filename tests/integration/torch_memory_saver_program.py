@@ -316,10 +316,10 @@ def retained():
         before = resident()
         torch_memory_saver.retain_cpu_backup = bool(retains)
         torch_memory_saver.pause("a")
-        assert gpu_sleep.status().host_bytes >= 4 * BYTES  # zeros need none, and the rest is coded
+        assert gpu_sleep.status().host_bytes >= 7 * BYTES * 2 // 3  # zeros need none, and the rest is coded
         torch_memory_saver.resume("a")
         grown, status = resident() - before, gpu_sleep.status()
-        assert (status.host_bytes, status.retained_bytes >= 4 * BYTES) == (0, bool(retains)), status
+        assert (status.host_bytes, status.retained_bytes >= 7 * BYTES * 2 // 3) == (0, bool(retains)), status
         assert retains or status.retained_bytes == 0, status
         assert retains is not False or grown < 3 * BYTES, (grown, status)
         assert all(each.is_all(value) for value, each in enumerate(kept))
