@@ -24,8 +24,6 @@ struct ThreeFiles {
         fixture.add(0, "weights", 5 * k_mib);
         fixture.add(0, "kv_cache", 3 * k_mib);
         fixture.add(1, "weights", 2 * k_mib);
-        request.store = model::Store::file;
-        request.directory = scratch.file("sleep");
         request.keep_files = keeps;
     }
 
@@ -42,7 +40,7 @@ struct ThreeFiles {
 
     Scratch scratch;
     EngineFixture fixture;
-    model::SleepRequest request = level(1);
+    model::SleepRequest request = in_files(scratch);
 };
 
 /// A file that is not in its place while this exists, so that it cannot be renamed there.
@@ -73,7 +71,7 @@ TEST_CASE("Files: those that are to stay have the name of such when the whole sl
     CallWords words;
     kept.fixture.control().progress = [&](const model::Progress& progress) {
         if (words.are(progress)) return true;
-        const auto endings = endings_in(kept.request.directory);
+        const auto endings = kept.endings();
         seen.insert(endings.begin(), endings.end());
         if (progress.phase == model::Progress::Phase::release)
             are_all_sealed = endings.count(".snapshot") == 3;
@@ -82,9 +80,9 @@ TEST_CASE("Files: those that are to stay have the name of such when the whole sl
     REQUIRE(kept.fixture.sleep(kept.request));
     CHECK(are_all_sealed);
     CHECK(seen == std::set<std::string>{".partial", ".snapshot"});
-    CHECK(endings_in(kept.request.directory) == k_all_kept);
+    CHECK(kept.endings() == k_all_kept);
     kept.fixture.wake_whole();
-    CHECK(endings_in(kept.request.directory) == k_all_kept);
+    CHECK(kept.endings() == k_all_kept);
 }
 
 TEST_CASE("Files: none of those that are to stay does when the sleep fails at its end", "[transaction]") {
@@ -101,7 +99,7 @@ TEST_CASE("Files: none of those that are to stay does when the sleep fails at it
     sim_clear();
     CHECK(kept.fixture.state() == State::awake);
     CHECK(kept.fixture.all_intact());
-    CHECK(endings_in(kept.request.directory).empty());
+    CHECK(kept.endings().empty());
 }
 
 TEST_CASE("Files: a dry run promises no less than a file takes at most", "[transaction]") {
@@ -138,17 +136,13 @@ TEST_CASE("Files: a dry run promises no less than a file takes at most", "[trans
     const auto index = fixture.add(0, tag, 3 * k_mib);
     auto* const backing = fixture.ledger().find(fixture.allocations()[index].address);
     for (const auto span : spans) ledger::Ledger::preserve(*backing, span);
-    auto request = level(2);
-    request.store = model::Store::file;
-    request.directory = scratch.file("sleep");
+    auto request = in_files(scratch);
+    request.level = model::Level::drop;
     request.spill = true;
-    request.dry_run = true;
-    model::Report report;
-    REQUIRE(fixture.sleep(request, &report));
-    request.dry_run = false;
+    const auto notes = fixture.slept(dry(request)).notes;
     REQUIRE(fixture.sleep(request));
-    REQUIRE(report.notes.size() == 1); // nothing would go to host memory, and so nothing could spill
-    CHECK(report.notes[0].find("needs at most " + format_bytes(fixture.file_bytes()) + " ") == 0);
+    REQUIRE(notes.size() == 1); // nothing would go to host memory, and so nothing could spill
+    CHECK(notes[0].find("needs at most " + format_bytes(fixture.file_bytes()) + " ") == 0);
     REQUIRE(fixture.wake());
 }
 
@@ -157,16 +151,13 @@ TEST_CASE("Files: a bit that flips on the way in is caught wherever it is, and i
     EngineFixture fixture;
     const Scratch scratch;
     for (int i = 0; i < 3; ++i) fixture.add(0, "weights", 10 * k_mib); // of three chunks each, in one file
-    auto request = level(1);
-    request.store = model::Store::file;
-    request.directory = scratch.file("sleep");
+    const auto request = in_files(scratch);
     for (std::uint64_t copy = 1; copy <= 9; ++copy) {
         REQUIRE(fixture.sleep(request));
         sim_reset_counts();
         sim_corrupt_copy("cuMemcpyHtoDAsync", copy);
-        REQUIRE(fixture.wake());
+        fixture.wake_whole();
         CHECK(sim_fault_counts().corrupted_copies == 1);
-        CHECK(fixture.all_intact());
         sim_clear();
     }
 }
@@ -180,9 +171,8 @@ TEST_CASE(
     const auto weights = fixture.add(0, "weights", 5 * k_mib);
     ledger::Ledger::preserve(*fixture.ledger().find(fixture.allocations()[weights].address),
                              {k_mib, 2 * k_mib});
-    auto request = level(first);
-    request.store = model::Store::file;
-    request.directory = scratch.file("sleep");
+    auto request = in_files(scratch);
+    request.level = static_cast<model::Level>(first);
     REQUIRE(fixture.sleep(request));
     turn_a_bit_in_each(request.directory);
     REQUIRE_FALSE(fixture.wake());
@@ -192,9 +182,7 @@ TEST_CASE(
     CHECK(row.damaged + row.dropped == 6 * k_mib);
 
     request.level = model::Level::drop;
-    model::Report report;
-    REQUIRE(fixture.sleep(request, &report));
-    CHECK_FALSE(report.changed);
+    CHECK_FALSE(fixture.slept(request).changed);
     turn_a_bit_in_each(request.directory);
     REQUIRE(fixture.wake());
     const auto bytes = fixture.read(weights);

@@ -44,19 +44,16 @@ TEST_CASE("Move: contents go to files and back without waking, and what they too
 TEST_CASE("Move: nothing moves that is not asked to, and each tag goes where it is told", "[move]") {
     Sleeper sleeper;
     auto request = level(1);
-    model::Report report;
-    REQUIRE(sleeper.fixture.sleep(request, &report)); // no store is named
+    REQUIRE(sleeper.fixture.sleep(request)); // no store is named
     request.stores = {{"kv_cache", Store::file}};
     request.directory = sleeper.scratch.file("sleep");
-    request.dry_run = true;
-    REQUIRE(sleeper.fixture.sleep(request, &report));
+    const auto report = sleeper.fixture.slept(dry(request));
     CHECK_FALSE(report.changed);
     CHECK(report.devices.front().relocated == 456'789);
     REQUIRE(report.notes.size() == 1);
     CHECK(report.notes[0].find("in files in") != std::string::npos);
     CHECK(sleeper.is_in(Store::host));
 
-    request.dry_run = false;
     REQUIRE(sleeper.fixture.sleep(request));
     CHECK(sleeper.bytes_in(Store::file) == 456'789);
     CHECK(sleeper.files() == 1);

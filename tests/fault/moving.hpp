@@ -31,10 +31,9 @@ struct Sleeper {
         REQUIRE(is_in(home));
     }
     [[nodiscard]] model::SleepRequest request_to(model::Store store) const {
-        auto request = level(1);
+        auto request = in_files(scratch, true);
         request.store = store;
-        request.store_is_named = true;
-        if (store == model::Store::file) request.directory = scratch.file("sleep");
+        if (store == model::Store::host) request.directory.clear();
         return request;
     }
     [[nodiscard]] model::Store other() const {

@@ -35,16 +35,16 @@ TEST_CASE("Retained: no more than the budget, and less when that is asked for", 
     fixture.add(0, "weights", 4 * k_mib);
     fixture.add(0, "kv_cache", 4 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     static_cast<void>(fixture.shrink());
     CHECK(fixture.host_bytes() == 4 * k_mib);
     CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.engine().contents().trim_retained(3 * k_mib) == 4 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
     CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: what a sleep that is short of memory gives up first is of no use to it", "[retained]") {
@@ -52,21 +52,18 @@ TEST_CASE("Retained: what a sleep that is short of memory gives up first is of n
     fixture.add(0, "weights", 4 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 2 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.engine().forget_retained_beside(level(1)) == 0);
     CHECK(fixture.engine().forget_retained_beside(level(1, {"weights"})) == 2 * k_mib);
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     CHECK(sleep_at(fixture).copied == 2 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     // At level 2 only what is preserved is used, and in files nothing.
     ledger::Ledger::preserve(*fixture.ledger().find(fixture.allocations()[cache].address), {0, k_mib});
     CHECK(fixture.engine().forget_retained_beside(level(2)) == 4 * k_mib);
-    auto in_file = level(1);
-    in_file.store = model::Store::file;
-    in_file.directory = "/nowhere";
-    CHECK(fixture.engine().forget_retained_beside(in_file) == 2 * k_mib);
+    CHECK(fixture.engine().forget_retained_beside(in_files(Scratch())) == 2 * k_mib);
     CHECK(sleep_at(fixture).copied == 6 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the next sleep", "[retained]") {
@@ -101,8 +98,7 @@ TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the n
     CHECK(fixture.retained_bytes() == k_piece);
     CHECK(pinned() == 5); // and the rest of each device
     CHECK(fixture.host_bytes() == 3 * k_piece + 6 * k_mib);
-    wake(fixture);
-    CHECK(fixture.all_intact());
+    fixture.wake_whole();
     CHECK(fixture.retained_bytes() == 3 * k_piece + 6 * k_mib);
 
     CHECK(contents.trim_retained(3 * k_piece) == k_piece);
@@ -110,7 +106,7 @@ TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the n
     CHECK(contents.prepared(0) == 0);
     CHECK(fixture.retained_bytes() == 2 * k_piece + 6 * k_mib);
     CHECK(sleep_at(fixture).copied == 0);
-    wake(fixture);
+    fixture.wake_whole();
     prepare(1);
     static_cast<void>(contents.trim_retained(0));
     static_cast<void>(contents.reap());
@@ -129,11 +125,11 @@ TEST_CASE("Retained: no more than the host has room for, when it wakes and after
     auto& contents = fixture.engine().contents();
     g_room = 6 * k_mib;
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     g_room = 8 * k_mib;
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.retained_bytes() == 8 * k_mib);
     CHECK(contents.trim_retained(budget.room_to_retain()) == 0);
     g_room = 5 * k_mib;
@@ -143,7 +139,7 @@ TEST_CASE("Retained: no more than the host has room for, when it wakes and after
     CHECK(contents.trim_retained(budget.room_to_retain()) == 4 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
     CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.host_bytes() == 0);
 }
 
@@ -162,13 +158,13 @@ TEST_CASE("Retained: the budget counts memory that is held, not contents alone",
     EngineFixture fixture(retaining(10 * k_mib));
     const auto weights = fixture.add(0, "weights", 8 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     // Every other block: no huge page of it can be given back.
     for (Bytes at = 0; at < 8 * k_mib; at += 2 * k_mib) fixture.fill(weights, {at, k_mib}, 0);
     fixture.add(0, "weights", 4 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
     static_cast<void>(fixture.shrink());
-    wake(fixture);
+    fixture.wake_whole();
     static_cast<void>(fixture.shrink());
     CHECK(fixture.retained_bytes() <= 10 * k_mib);
     CHECK(fixture.host_bytes() <= 10 * k_mib);
@@ -180,12 +176,12 @@ TEST_CASE("Retained: what is kept is out of reach, asleep and awake", "[retained
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
     CHECK(is_out_of_reach(fixture, weights));
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(is_out_of_reach(fixture, weights));
     fixture.change(weights, 0);
     REQUIRE(fixture.sleep(level(1)));
     CHECK(is_out_of_reach(fixture, weights));
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: contents that cannot be reached again fail a wake or a sleep, and nothing is lost",
@@ -208,13 +204,13 @@ TEST_CASE("Retained: contents that cannot be reached again fail a wake or a slee
     REQUIRE(fixture.sleep(level(1)));
     without_room([&] { return fixture.wake(); });
     CHECK(fixture.state() == State::asleep);
-    wake(fixture);
+    fixture.wake_whole();
     fixture.change(weights, 5);
     without_room([&] { return fixture.sleep(level(1)); });
     CHECK(fixture.state() == State::awake);
     CHECK(fixture.all_intact());
     CHECK(sleep_at(fixture).copied == k_mib); // nothing was overwritten
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: what is given back in the middle of a sleep is not taken for kept", "[retained]") {
@@ -222,7 +218,7 @@ TEST_CASE("Retained: what is given back in the middle of a sleep is not taken fo
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 4 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     fixture.change(weights, 7);
     // While the blocks are copied that have changed, all else that is retained goes.
     bool has_trimmed = false;
@@ -237,6 +233,6 @@ TEST_CASE("Retained: what is given back in the middle of a sleep is not taken fo
     fixture.control() = {};
     CHECK(fixture.retained_bytes() == 0);
     CHECK(sleep_at(fixture, level(1, {"kv_cache"})).copied == 4 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.is_intact(cache));
 }

@@ -16,7 +16,7 @@ TEST_CASE("Retained: a later sleep copies the blocks that changed, and no others
     const auto other = fixture.add(1, "weights", 2 * k_mib);
     CHECK(sleep_at(fixture) == Costs{8 * k_mib, 8 * k_mib, 8 * k_mib});
     CHECK(fixture.retained_bytes() == 0);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.retained_bytes() == 8 * k_mib);
     CHECK(fixture.host_bytes() == 8 * k_mib);
 
@@ -24,21 +24,21 @@ TEST_CASE("Retained: a later sleep copies the blocks that changed, and no others
     CHECK(sleep_at(fixture) == Costs{8 * k_mib, 8 * k_mib, 0});
     CHECK(sim_calls("cuMemcpyDtoHAsync") == 0);
     CHECK(sim_calls("cuMemHostRegister") == 0);
-    wake(fixture);
+    fixture.wake_whole();
 
     fixture.change(weights, 3 * k_mib + 17);
     fixture.change(other, 2 * k_mib - 1);
     CHECK(sleep_at(fixture) == Costs{8 * k_mib, 8 * k_mib, 2 * k_mib});
     CHECK(fixture.host_bytes() == 8 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(sleep_at(fixture).copied == 0);
-    wake(fixture);
+    fixture.wake_whole();
 
     auto all = level(1);
     all.copy_all = true;
     CHECK(sleep_at(fixture, all).copied == 8 * k_mib);
     CHECK(fixture.host_bytes() == 8 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[retained]") {
@@ -53,20 +53,20 @@ TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[
     const auto neighbour = fixture.heap().allocate(0, fixture.ledger().tag_id("neighbour"), 8 * k_mib);
     REQUIRE(neighbour);
     sim_reset_counts();
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(sim_calls("cuLaunchKernel") == 1); // a block that had to be mended would be read once more
 
     fixture.fill(cache, {3 * k_mib, 2 * k_mib}, 9);
     fixture.change(cache, 8 * k_mib - 1); // one byte keeps its block
     CHECK(sleep_at(fixture, raw(level(1, {"kv_cache"}))) == Costs{8 * k_mib, 3 * k_mib, 3 * k_mib});
     CHECK(fixture.host_bytes() == 3 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     // Zero again: its place is given back.
     fixture.make_even(cache, 0);
     CHECK(sleep_at(fixture, level(1, {"kv_cache"})) == Costs{8 * k_mib, 0, 0});
     static_cast<void>(fixture.shrink());
     CHECK(fixture.host_bytes() == 0);
-    wake(fixture);
+    fixture.wake_whole();
     REQUIRE(fixture.heap().free(*neighbour));
 }
 
@@ -75,27 +75,25 @@ TEST_CASE("Retained: a file has no zeros in it, and nothing of it is retained", 
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
     fixture.fill(weights, {k_mib, k_mib}, 0);
-    auto in_file = level(1);
-    in_file.store = model::Store::file;
-    in_file.directory = scratch.file("sleep");
+    const auto in_file = in_files(scratch);
     CHECK(sleep_at(fixture, in_file) == Costs{4 * k_mib, 3 * k_mib, 3 * k_mib});
     CHECK(fixture.file_bytes() < 4 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.retained_bytes() == 0);
     CHECK(fixture.file_bytes() == 0);
     // What is retained is of no use to a file, and goes.
     CHECK(sleep_at(fixture).stored == 3 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.retained_bytes() == 3 * k_mib);
     CHECK(sleep_at(fixture, in_file).copied == 3 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
     CHECK(fixture.host_bytes() == 0);
-    wake(fixture);
+    fixture.wake_whole();
     // No file at all for zeros alone.
     fixture.make_even(weights, 0);
     CHECK(sleep_at(fixture, in_file) == Costs{4 * k_mib, 0, 0});
     CHECK(std::filesystem::is_empty(in_file.directory));
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: what is dropped or freed is retained no longer", "[retained]") {
@@ -104,7 +102,7 @@ TEST_CASE("Retained: what is dropped or freed is retained no longer", "[retained
     const auto cache = fixture.add(0, "kv_cache", 2 * k_mib);
     const auto freed = fixture.add(0, "weights", 2 * k_mib);
     CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     fixture.remove(freed);
     static_cast<void>(fixture.shrink());
     CHECK(fixture.retained_bytes() == 6 * k_mib);
@@ -119,7 +117,7 @@ TEST_CASE("Retained: what is dropped or freed is retained no longer", "[retained
     // A new range at the old address has nothing to do with what was there.
     const auto again = fixture.add(0, "weights", 2 * k_mib);
     CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.is_intact(again));
 }
 
@@ -154,23 +152,22 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
     CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     fixture.add(0, "weights", 4 * k_mib);
     fixture.change(weights, 5);
-    auto broken = level(1);
     // What is new comes first: where it fails, nothing was overwritten.
     sim_fail("cuMemcpyDtoHAsync", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-    REQUIRE_FALSE(fixture.sleep(broken));
+    REQUIRE_FALSE(fixture.sleep(level(1)));
     sim_clear();
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     sim_fail("cuMemcpyDtoHAsync", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-    REQUIRE_FALSE(fixture.sleep(broken));
+    REQUIRE_FALSE(fixture.sleep(level(1)));
     sim_clear();
     // A block of the first range was overwritten, and so all of it is given up.
     CHECK(fixture.retained_bytes() == 0);
     CHECK(fixture.all_intact());
     CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    wake(fixture);
+    fixture.wake_whole();
     // Nothing was overwritten: it is retained still.
     fixture.control().progress = [](const model::Progress& progress) {
         return progress.phase != model::Progress::Phase::release;
@@ -180,14 +177,14 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
     sim_clear();
     CHECK(fixture.retained_bytes() == 8 * k_mib);
     CHECK(sleep_at(fixture).copied == 0);
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[retained]") {
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     fixture.flip_kept_bit(weights, 2 * k_mib + 9, 4);
     SECTION("if the block has not changed") {
         CHECK(sleep_at(fixture).copied == 0);
@@ -198,14 +195,14 @@ TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[reta
         auto request = level(1);
         request.check_copies = true;
         CHECK(sleep_at(fixture, request).copied == 0);
-        wake(fixture);
+        fixture.wake_whole();
         CHECK(sleep_at(fixture).copied == 0);
-        wake(fixture);
+        fixture.wake_whole();
     }
     SECTION("and goes away with a change of the block") {
         fixture.change(weights, 3 * k_mib - 1);
         CHECK(sleep_at(fixture).copied == k_mib);
-        wake(fixture);
+        fixture.wake_whole();
     }
 }
 
@@ -215,7 +212,7 @@ TEST_CASE("Retained: a range that is another's now has nothing of what was retai
     const auto neighbour = fixture.add(0, "weights", 2 * k_mib);
     const auto address = fixture.allocations()[first].address;
     REQUIRE(fixture.sleep(level(1)));
-    wake(fixture);
+    fixture.wake_whole();
     fixture.remove(first);
     SECTION("of the same size and contents") {
         const auto again = fixture.add(0, "weights", 4 * k_mib);
@@ -230,22 +227,20 @@ TEST_CASE("Retained: a range that is another's now has nothing of what was retai
         fixture.add(0, "kv_cache", 4 * k_mib);
         CHECK(sleep_at(fixture).copied == 4 * k_mib);
     }
-    wake(fixture);
+    fixture.wake_whole();
     CHECK(fixture.is_intact(neighbour - 1));
 }
 
 TEST_CASE("Retained: a dry run says what would be copied at most", "[retained]") {
     EngineFixture fixture(retaining());
     fixture.add(0, "weights", 4 * k_mib);
-    auto dry = level(1);
-    dry.dry_run = true;
-    CHECK(sleep_at(fixture, dry) == Costs{4 * k_mib, 4 * k_mib, 4 * k_mib});
+    CHECK(sleep_at(fixture, dry(level(1))) == Costs{4 * k_mib, 4 * k_mib, 4 * k_mib});
     CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    wake(fixture);
-    CHECK(sleep_at(fixture, dry) == Costs{4 * k_mib, 4 * k_mib, 4 * k_mib});
+    fixture.wake_whole();
+    CHECK(sleep_at(fixture, dry(level(1))) == Costs{4 * k_mib, 4 * k_mib, 4 * k_mib});
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     CHECK(sleep_at(fixture).copied == 0);
-    wake(fixture);
+    fixture.wake_whole();
 }
 
 TEST_CASE("Retained: random changes, with a budget that changes, lose nothing", "[retained]") {

@@ -33,9 +33,8 @@ struct Short {
         request.directory = scratch.file("sleep");
     }
     static sleep::Transactions::Options options(Bytes retained, store::HostBudget& budget) {
-        sleep::Transactions::Options options{2, 0};
+        auto options = retaining(retained);
         options.staging = 0; // so that nothing is left for it
-        options.retained = retained;
         options.budget = &budget;
         return options;
     }
@@ -58,7 +57,6 @@ struct Short {
     }
     void wake() {
         fixture.wake_whole();
-        CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(files() == 0);
     }
     [[nodiscard]] std::size_t files() const { return files_in(request.directory).size(); }
@@ -185,13 +183,10 @@ TEST_CASE("Spill: what lies in both stores moves to one of them", "[spill]") {
     g_space = 5 * k_mib;
     Short host;
     REQUIRE(host.sleep());
+    const bool to_files = GENERATE(false, true);
     auto request = level(1);
     request.store_is_named = true;
-    const bool to_files = GENERATE(false, true);
-    if (to_files) {
-        request.store = Store::file;
-        request.directory = host.request.directory;
-    }
+    if (to_files) request = in_files(host.scratch, true);
     REQUIRE(host.fixture.sleep(request));
     CHECK((host.fixture.host_bytes() == 0) == to_files);
     CHECK((host.fixture.file_bytes() == 0) != to_files);

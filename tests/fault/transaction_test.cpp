@@ -28,8 +28,7 @@ TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transa
     fixture.add(0, "weights", 1000);
     const auto before = sim_live_objects();
     for (int round = 0; round < 3; ++round) {
-        model::Report report;
-        REQUIRE(fixture.sleep(level(1), &report));
+        const auto report = fixture.slept(level(1));
         CHECK(report.changed);
         CHECK(fixture.state() == State::asleep);
         CHECK(sim_live_objects().handles == 0);
@@ -39,9 +38,8 @@ TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transa
         CHECK(report.devices[0].released == 20 * k_mib);
         CHECK(report.devices[0].kept == 20 * k_mib);
         CHECK(report.devices[0].free_after - report.devices[0].free_before == report.devices[0].released);
-        REQUIRE(fixture.wake({}, &report));
+        fixture.wake_whole();
         CHECK(fixture.state() == State::awake);
-        CHECK(fixture.all_intact());
         const auto after = sim_live_objects();
         CHECK(after.handles == before.handles);
         CHECK(after.mapped_bytes == before.mapped_bytes);
@@ -50,7 +48,6 @@ TEST_CASE("Transaction: level 1 brings every byte back at its address", "[transa
         CHECK(after.events == before.events);
         CHECK(after.modules == before.modules);
     }
-    CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
 TEST_CASE("Transaction: contents go through a ring that is shorter than they are", "[transaction]") {
@@ -63,9 +60,7 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
     fixture.add(0, "kv_cache", 17 * k_mib);
     fixture.add(1, "weights", 14 * k_mib);
     fixture.make_even(3); // and so compressible
-    auto request = level(1);
-    request.store = model::Store::file;
-    request.directory = scratch.file("sleep");
+    const auto request = in_files(scratch);
     const auto before = sim_live_objects();
     sim_delay("cuMemcpyHtoDAsync", 2000); // the ring comes round while copies out of it are under way
     for (int round = 0; round < 2; ++round) {
@@ -74,25 +69,21 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
         CHECK(fixture.host_bytes() == 0);
         CHECK(fixture.file_bytes() > 54 * k_mib);
         CHECK(fixture.file_bytes() < 64 * k_mib);
-        model::Report report;
-        REQUIRE(fixture.wake({}, &report));
-        CHECK(fixture.all_intact());
+        fixture.wake_whole();
         CHECK(sim_live_objects().host_registrations == before.host_registrations);
         CHECK(sim_live_objects().events == before.events);
     }
     CHECK(std::filesystem::is_empty(request.directory));
-    CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
 TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, relayed back by a wake that "
           "comes before, or pinned by it",
           "[transaction]") {
-    sleep::Transactions::Options options{2, 0};
+    auto options = retaining(k_gib);
     options.relay_threads = 3;
     options.relay_from = 40 * k_mib;
     const bool has_ring = GENERATE(true, false);
     options.staging = (has_ring ? 24 : 12) * k_mib; // three slots for each device, or two, which are too slow
-    options.retained = k_gib;
     EngineFixture fixture(options);
     fixture.add(0, "weights", 35 * k_mib + 12'345); // two pieces of an arena
     fixture.add(0, "weights", 6 * k_mib);
@@ -118,22 +109,18 @@ TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, r
 
     // What is retained is pinned already, and what has changed of it is copied straight there.
     fixture.change(0, 34 * k_mib);
-    model::Report report;
-    REQUIRE(fixture.sleep(level(1), &report));
-    CHECK(report.devices.front().copied == k_mib);
+    CHECK(fixture.slept(level(1)).devices.front().copied == k_mib);
     CHECK(pinned() == 3);
     fixture.wake_whole();
     static_cast<void>(fixture.engine().contents().trim_retained(0));
     static_cast<void>(fixture.engine().contents().reap());
     CHECK(pinned() == 0);
-    CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
 TEST_CASE("Transaction: level 2 drops, wakes as zeros and says so", "[transaction]") {
     EngineFixture fixture;
     const auto weights = fixture.add(0, "weights", 5 * k_mib);
-    model::Report report;
-    REQUIRE(fixture.sleep(level(2), &report));
+    const auto report = fixture.slept(level(2));
     CHECK(report.dropped_without_refill == std::vector<std::string>{"weights"});
     CHECK(report.devices[0].dropped == 6 * k_mib);
     CHECK(fixture.host_bytes() == 0);
@@ -193,10 +180,7 @@ TEST_CASE("Transaction: tags sleep and wake on their own, in any order", "[trans
 TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[transaction]") {
     EngineFixture fixture;
     fixture.add(0, "weights", 3 * k_mib);
-    auto request = level(1);
-    request.dry_run = true;
-    model::Report report;
-    REQUIRE(fixture.sleep(request, &report));
+    auto report = fixture.slept(dry(level(1)));
     CHECK_FALSE(report.changed);
     CHECK(report.devices.at(0).released == 4 * k_mib);
     CHECK(fixture.state() == State::awake);
@@ -207,19 +191,12 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
 
     const auto estimated = report.devices.at(0);
     CHECK(estimated.total > estimated.free_before);
-    model::Report slept;
-    REQUIRE(fixture.sleep(level(1), &slept));
-    CHECK(memory_of(slept.devices.at(0)) == memory_of(estimated));
+    CHECK(memory_of(fixture.slept(level(1)).devices.at(0)) == memory_of(estimated));
 
-    model::WakeRequest wake;
-    wake.dry_run = true;
-    report = {};
-    REQUIRE(fixture.wake(wake, &report));
+    report = fixture.woken(dry(model::WakeRequest()));
     CHECK(fixture.state() == State::asleep);
     CHECK(report.notes.empty());
-    model::Report woken;
-    REQUIRE(fixture.wake({}, &woken));
-    CHECK(memory_of(woken.devices.at(0)) == memory_of(report.devices.at(0)));
+    CHECK(memory_of(fixture.woken().devices.at(0)) == memory_of(report.devices.at(0)));
     CHECK(fixture.all_intact());
 }
 
@@ -229,37 +206,25 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     options.budget = &budget;
     EngineFixture fixture(options);
     fixture.add(0, "weights", 3 * k_mib);
-    auto request = level(1);
-    request.dry_run = true;
-    model::Report report;
-    REQUIRE(fixture.sleep(request, &report));
-    CHECK(report.notes.at(0).find("it would fail") != std::string::npos);
+    auto request = dry(level(1));
+    CHECK(fixture.slept(request).notes.at(0).find("it would fail") != std::string::npos);
     CHECK(fixture.sleep(level(1)).error().code == ErrorCode::out_of_host_memory);
     const Scratch scratch;
     request.spill = true;
     request.directory = scratch.path();
-    report = {};
-    REQUIRE(fixture.sleep(request, &report));
-    CHECK(report.notes.at(0).find("would go to files") != std::string::npos);
-    request = level(2);
-    request.dry_run = true;
-    report = {};
-    REQUIRE(fixture.sleep(request, &report));
-    CHECK(report.notes.empty()); // nothing is kept
+    CHECK(fixture.slept(request).notes.at(0).find("would go to files") != std::string::npos);
+    CHECK(fixture.slept(dry(level(2))).notes.empty()); // nothing is kept
 
     REQUIRE(fixture.sleep(level(2)));
     memory::Heap neighbour(fixture.api(), fixture.ledger());
     const auto taken = neighbour.allocate(0, fixture.ledger().tag_id("neighbour"), sim_free_bytes(0));
     REQUIRE(taken);
-    model::WakeRequest wake;
-    wake.dry_run = true;
-    report = {};
-    REQUIRE(fixture.wake(wake, &report));
+    auto wake = dry(model::WakeRequest());
+    auto report = fixture.woken(wake);
     CHECK(report.refusal == "GPU 0 has 0 B free, and 4.00 MiB are needed: it would fail");
     CHECK(report.refusal_code == ErrorCode::out_of_device_memory);
     wake.make_room = true;
-    report = {};
-    REQUIRE(fixture.wake(wake, &report));
+    report = fixture.woken(wake);
     CHECK(report.notes.at(0) == "GPU 0 has 0 B free, and 4.00 MiB are needed");
     CHECK(report.refusal.empty());
     REQUIRE(neighbour.free(*taken));
@@ -273,10 +238,7 @@ TEST_CASE("Transaction: a context of another device does not say what is free", 
     const auto& api = fixture.api();
     REQUIRE(api.cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
     REQUIRE(api.cuDevicePrimaryCtxRetain(&own, 1) == CUDA_SUCCESS);
-    model::Report report;
-    model::WakeRequest rehearsed;
-    rehearsed.dry_run = true;
-    REQUIRE(fixture.wake(rehearsed, &report));
+    const auto report = fixture.woken(dry(model::WakeRequest()));
     REQUIRE(report.devices.size() == 1);
     CHECK(report.devices[0].total == 0);
     CUcontext primary = nullptr;
@@ -307,10 +269,7 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     CHECK(backing->residence() == model::Residence::damaged);
     CHECK(fixture.ledger().find(fixture.allocations()[other].address)->residence() == model::Residence::kept);
     CHECK(sim_live_objects().handles == 1);
-    model::WakeRequest rehearsed;
-    rehearsed.dry_run = true;
-    report = {};
-    REQUIRE(fixture.wake(rehearsed, &report));
+    report = fixture.woken(dry(model::WakeRequest()));
     CHECK((report.refusal.empty() && report.refusal_code == ErrorCode::damaged)); // others would wake
     CHECK(fixture.wake(tags({"weights"})).error().code == ErrorCode::damaged);
     CHECK(fixture.wake().error().message.find("awake now") == std::string::npos);

@@ -27,8 +27,6 @@ struct Woken {
         fixture.add(0, "weights", 70'000);
         fixture.add(0, "kv_cache", 3 * k_mib);
         fixture.add(1, "other", 2 * k_mib);
-        request.store = Store::file;
-        request.directory = scratch.file("sleep");
         request.keep_files = true;
         REQUIRE(sleep() == k_all);
         wake();
@@ -37,10 +35,8 @@ struct Woken {
     }
     /// Bytes that it copies.
     [[nodiscard]] Bytes sleep() {
-        model::Report report;
-        REQUIRE(fixture.sleep(request, &report));
         Bytes copied = 0;
-        for (const auto& device : report.devices) copied += device.copied;
+        for (const auto& device : fixture.slept(request).devices) copied += device.copied;
         return copied;
     }
     void wake() {
@@ -60,7 +56,7 @@ struct Woken {
     static constexpr Bytes k_all = k_weights + 4 * k_mib + 2 * k_mib;
     Scratch scratch;
     EngineFixture fixture;
-    model::SleepRequest request = level(1);
+    model::SleepRequest request = in_files(scratch);
     std::vector<fs::path> first;
 };
 
@@ -195,12 +191,11 @@ TEST_CASE("Unchanged files: they are not used where another directory, or copyin
 
 TEST_CASE("Unchanged files: what slept in host memory since is not written where it lies already",
           "[unchanged]") {
-    sleep::Transactions::Options options{2, 0};
-    options.retained = GENERATE(Bytes{0}, 64 * k_mib);
-    Woken woken(options);
+    const auto retained = GENERATE(Bytes{0}, 64 * k_mib);
+    Woken woken(retaining(retained));
     REQUIRE(woken.fixture.sleep(raw()));
     woken.wake();
-    CHECK(woken.fixture.retained_bytes() == (options.retained == 0 ? 0 : Woken::k_all));
+    CHECK(woken.fixture.retained_bytes() == (retained == 0 ? 0 : Woken::k_all));
     // Its file was given up for host memory.
     CHECK(woken.sleep() == Woken::k_all);
     CHECK(woken.fixture.retained_bytes() == 0);

@@ -20,8 +20,7 @@ Output run_with_full_output(const std::string& command, const Arguments& argumen
 } // namespace
 
 TEST_CASE("Command line: a result that cannot be written is said to be lost", "[command_line]") {
-    Host host;
-    host.tell("alloc weights 4096 0");
+    LoadedHost host;
     const auto pid = std::to_string(host.pid());
     const auto is_lost = [](const Output& output) {
         return output.err.find("cannot write the result: No space left on device") != std::string::npos;
@@ -48,8 +47,7 @@ TEST_CASE("Command line: a result that cannot be written is said to be lost", "[
 
 TEST_CASE("Command line: where standard output is closed, the result is lost and goes nowhere else",
           "[command_line]") {
-    Host host;
-    host.tell("alloc weights 4096 0");
+    LoadedHost host;
     const auto pid = std::to_string(host.pid());
     const Scratch scratch;
     const auto run_closed = [&](const std::string& command, const std::string& argument) {
@@ -116,8 +114,7 @@ TEST_CASE("Command line: wrong usage is said in JSON where that was asked for", 
 }
 
 TEST_CASE("Command line: what is wrong is said in words that fit", "[command_line]") {
-    Host host;
-    host.tell("alloc weights 4096 0");
+    LoadedHost host;
     const auto pid = std::to_string(host.pid());
     CHECK_THAT(run({{command_file("gpu-sleep"), "-1"}}).err, mentions(": -1 is no pid\n"));
     const auto several = run({{command_file("gpu-sleep"), pid, "no-such-model"}});
@@ -139,8 +136,7 @@ TEST_CASE("Command line: a listing that is repeated ends when what it is of is n
     CHECK(run({{command_file("gpu-ps"), "--watch=50ms", "999999999"}}).status == 3);
     CHECK(run({{command_file("gpu-ps"), "--watch=50ms", "999999999", "--json"}}).json("/error/code") ==
           "no_process");
-    Host host;
-    host.tell("alloc weights 4096 0");
+    LoadedHost host;
     auto watched = host.start("gpu-ps", {"--watch=50ms", "--json"});
     for (int i = 0; i < 3; ++i) CHECK(watched.read_line().find("\"awake\"") != std::string::npos);
     host.kill();
@@ -151,8 +147,7 @@ TEST_CASE("Command line: a listing waits for what is not there yet if it is told
     Process waiting(Launch{{command_file("gpu-ps"), "--watch=50ms", "--json", "--await", "awaited"}});
     CHECK(waiting.read_line().find("no_process") != std::string::npos);
     {
-        Host host({"GPU_SLEEP_NAME=awaited"});
-        host.tell("alloc weights 4096 0");
+        LoadedHost host({"GPU_SLEEP_NAME=awaited"});
         CHECK(becomes_true([&] { return waiting.read_line().find("\"awake\"") != std::string::npos; }));
     }
     CHECK(becomes_true([&] { return waiting.read_line().find("no_process") != std::string::npos; }));

@@ -128,13 +128,11 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
     const auto name = std::filesystem::path(program).filename().string();
     std::filesystem::create_symlink(command_file("integration_host"), program);
     const Launch launch{{program}};
-    Host one(launch);
-    one.tell("alloc weights 4096 0");
+    LoadedHost one(launch);
     const auto slept = run({{command_file("gpu-sleep"), name}});
     CHECK(slept.status == 0);
     CHECK_THAT(slept.out, mentions(fmt::format("{} {} is asleep", one.pid(), name)));
-    Host other(launch);
-    other.tell("alloc weights 4096 0");
+    LoadedHost other(launch);
     const auto refused = run({{command_file("gpu-sleep"), name, "--json"}});
     CHECK(refused.json("/error/code") == "ambiguous_name");
     CHECK_THAT(refused.err, mentions("name one by its pid, or all of them by --all") && !mentions("--user"));
@@ -149,9 +147,8 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
 }
 
 TEST_CASE("Commands: several processes are asked at once, and the status is the worst", "[quick][commands]") {
-    Host one;
-    Host other;
-    for (auto* host : {&one, &other}) host->tell("alloc weights 4096 0");
+    LoadedHost one;
+    LoadedHost other;
     const auto first = std::to_string(one.pid());
     const auto second = std::to_string(other.pid());
     const auto ask = [&](const std::string& command, Arguments words) {
@@ -181,10 +178,9 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     if (::geteuid() != 0) return skip_without_right("be another user");
     const Stage stage;
     const Arguments as_another{"setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"};
-    Host host;
-    Host one(stage.launch(as_another));
-    Host other(stage.launch(as_another));
-    for (auto* each : {&host, &one, &other}) each->tell("alloc weights 4194304 0");
+    LoadedHost host;
+    LoadedHost one(stage.launch(as_another));
+    LoadedHost other(stage.launch(as_another));
     const auto ask = [&](const std::string& command, const Arguments& options = {}) {
         Arguments words{command_file(command), "--all", "--user", "65533"};
         return run({with(std::move(words), options)});
@@ -212,10 +208,8 @@ TEST_CASE("Commands: a command that lacks descriptors leaves all processes as th
     if (is_sanitized()) return skip("a sanitizer needs descriptors, too");
     const auto name = "gpu-sleep-test-" + std::to_string(::getpid());
     std::vector<std::unique_ptr<Host>> hosts;
-    for (int i = 0; i < 4; ++i) {
-        hosts.push_back(std::make_unique<Host>(Arguments{"GPU_SLEEP_NAME=" + name}));
-        hosts.back()->tell("alloc weights 4096 0");
-    }
+    for (int i = 0; i < 4; ++i)
+        hosts.push_back(std::make_unique<LoadedHost>(Arguments{"GPU_SLEEP_NAME=" + name}));
     // What is open is known: the three standard ones.
     constexpr const char* k_limited =
         "import os, resource, sys\n"

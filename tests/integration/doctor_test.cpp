@@ -174,8 +174,7 @@ TEST_CASE("Doctor: a report for others says how a process stands, and names noth
     CHECK_THAT(again.err, mentions("--report: there is a file " + path + " already; name a new one"));
     host.wake_whole();
     // While a step hangs, the report says which.
-    Host slow({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:3s"});
-    slow.tell("alloc weights 1048576 0");
+    LoadedHost slow({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:3s"});
     auto sleeping = slow.start("gpu-sleep");
     const auto hanging = scratch.file("hanging");
     std::string said;

@@ -64,8 +64,7 @@ TEST_CASE("Finding: a socket that was removed is made again within seconds", "[q
 TEST_CASE(
     "Finding: a program that closes all descriptors stays under control, and keeps those that it opens then",
     "[finding]") {
-    Host host;
-    host.tell("alloc weights 2097152 0");
+    LoadedHost host;
     REQUIRE(host.command("gpu-sleep").status == 0);
     CHECK(host.tell("usurp_sockets") != "0");
     CHECK(becomes_true([&] { return host.command("gpu-wake").status == 0; }, Milliseconds(5000)));
@@ -184,8 +183,8 @@ TEST_CASE("Finding: a program whose umask takes all rights away can be reached",
 
 TEST_CASE("Finding: a cleaned /tmp gets its directory and its socket again", "[finding]") {
     if (!has_namespaces()) return;
-    Host container(in_container(command_file("integration_host"))); // its /tmp holds nobody else's sockets
-    container.tell("alloc weights 4194304 0");
+    LoadedHost container(
+        in_container(command_file("integration_host"))); // its /tmp holds nobody else's sockets
     const auto pid = container.command("gpu-ps", {"--json"}).json("/processes/0/pid");
     const fs::path directory = fmt::format("/proc/{}/root/tmp/gpu-sleep-0", pid);
     REQUIRE(fs::remove_all(directory) == 2);

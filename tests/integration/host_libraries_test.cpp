@@ -25,11 +25,10 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
 
 TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
           "[host_safety]") {
-    Program program({"constructor", library_file("libsafety_constructor.so")});
-    REQUIRE(program.line() == "ready"); // neither waits for what the other has
+    // Neither waits for what the other has.
+    auto program = Program::ready({"constructor", library_file("libsafety_constructor.so")});
     program.cycle();
-    program.go_on();
-    CHECK(program.ends().status == 0);
+    program.go_on_to_end();
 }
 
 TEST_CASE("Host safety: a library bound to its own dependencies first is intercepted with --audit",
@@ -53,10 +52,7 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is interce
         }
     }
     REQUIRE(program.line() == "done");
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
+    CHECK(program.go_on_to_end().err.empty());
 }
 
 TEST_CASE("Host safety: a library in a namespace of its own works with --audit and without",
@@ -85,15 +81,11 @@ TEST_CASE(
     if (is_sanitized() || !std::filesystem::exists(command_file(file)))
         return skip("there is no program with the " + sanitizer + " sanitizer alone");
     INFO(file);
-    Program program({}, {}, {"ASAN_OPTIONS=detect_leaks=0"}, file.c_str());
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({}, {}, {"ASAN_OPTIONS=detect_leaks=0"}, file.c_str());
     program.cycle();
     if (sanitizer == "thread") {
         CHECK_THAT(program.report("deep_refusal"), mentions("the thread sanitizer would end this process"));
         CHECK(program.command("gpu-sleep", {"--deep"}).status == 1);
     }
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
+    CHECK(program.go_on_to_end().err.empty());
 }

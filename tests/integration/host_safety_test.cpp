@@ -34,24 +34,18 @@ constexpr const char* k_touch_trouble = "GPU work could not wake this process ye
 } // namespace
 
 TEST_CASE("Host safety: a program ends while it is asleep as it does awake", "[quick][host_safety]") {
-    Program program({"end"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"end"});
     program.sleep();
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 7);
+    const auto end = program.go_on_to_end(7);
     CHECK(end.out == "a last word\n");
     CHECK(end.err.empty());
 }
 
 TEST_CASE("Host safety: destructors and exit handlers free and touch while it is asleep", "[host_safety]") {
     const bool is_asleep = GENERATE(false, true);
-    Program program({"clean_up"}, {"--on-touch", GENERATE("wait", "wake", "fail")});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"clean_up"}, {"--on-touch", GENERATE("wait", "wake", "fail")});
     if (is_asleep) program.sleep();
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 8);
+    const auto end = program.go_on_to_end(8);
     // Asleep for good: nobody wakes a process that is ending.
     CHECK(lines_of(end.out) ==
           (is_asleep ? Arguments{"global refused freed", "handler freed", "static refused freed"}
@@ -62,41 +56,32 @@ TEST_CASE("Host safety: destructors and exit handlers free and touch while it is
 TEST_CASE("Host safety: a destructor gives back memory that the program mapped, awake and asleep",
           "[host_safety]") {
     const bool is_asleep = GENERATE(false, true);
-    Program program({"unmap_at_exit"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"unmap_at_exit"});
     if (is_asleep) program.sleep();
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 0);
+    const auto end = program.go_on_to_end();
     CHECK(end.out == (is_asleep ? "unmapped 4 freed 0\n" : "unmapped 0 freed 0\n"));
 }
 
 TEST_CASE("Host safety: a destructor may join a thread that waits at the gate", "[host_safety]") {
-    Program program({"join"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"join"});
     program.sleep();
-    program.go_on();
-    CHECK(program.ends().status == 9);
+    program.go_on_to_end(9);
 }
 
 TEST_CASE("Host safety: children of a sleeping process work", "[host_safety]") {
-    Program program({"fork"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"fork"});
     program.sleep();
-    program.go_on();
-    CHECK(program.line() == "the child works");
+    program.go_on_to("the child works");
     CHECK(program.line() == "children: 11 12");
     CHECK(program.line() == "forked");
     CHECK(program.state() == "asleep");
     program.wake();
-    program.go_on();
-    CHECK(program.line() == "intact");
+    program.go_on_to("intact");
     CHECK(program.ends().status == 0);
 }
 
 TEST_CASE("Host safety: a child that becomes another program has an agent of its own", "[host_safety]") {
-    Program program({"fork_and_exec"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"fork_and_exec"});
     program.sleep();
     program.go_on();
     const auto line = program.line();
@@ -107,12 +92,10 @@ TEST_CASE("Host safety: a child that becomes another program has an agent of its
     CHECK(Program::command_for(child, "gpu-sleep").status == 0);
     CHECK(Program::command_for(child, "gpu-wake").status == 0);
     CHECK(program.state() == "asleep");
-    program.go_on();
-    CHECK(program.line() == "touched 0");
+    program.go_on_to("touched 0");
     CHECK(program.line() == "child 0");
     program.wake();
-    program.go_on();
-    CHECK(program.ends().status == 0);
+    program.go_on_to_end();
 }
 
 TEST_CASE("Host safety: workers of a process that never used CUDA sleep each for itself", "[host_safety]") {
@@ -125,52 +108,39 @@ TEST_CASE("Host safety: workers of a process that never used CUDA sleep each for
     }
     for (const auto worker : {first, second}) CHECK(Program::command_for(worker, "gpu-wake").status == 0);
     pause_for(Milliseconds(200)); // they compare their memory all the time
-    program.go_on();
-    CHECK(program.ends().status == 0);
+    program.go_on_to_end();
 }
 
 TEST_CASE("Host safety: the primary context may be reset, awake and asleep", "[host_safety]") {
-    Program program({"reset"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"reset"});
     CHECK(program.report(k_intercepted_bytes) == k_four_mib);
-    program.go_on();
-    REQUIRE(program.line() == "reset");
+    program.go_on_to("reset");
     CHECK(program.report(k_intercepted_bytes) != k_four_mib);
-    program.go_on();
-    REQUIRE(program.line() == "again");
+    program.go_on_to("again");
     program.sleep();
-    program.go_on();
-    REQUIRE(program.line() == "reset");
+    program.go_on_to("reset");
     program.wake();
-    program.go_on();
-    REQUIRE(program.line() == "last");
+    program.go_on_to("last");
     program.cycle();
-    program.go_on();
-    REQUIRE(program.line() == "reset");
-    program.go_on();
-    CHECK(program.ends().status == 0);
+    program.go_on_to("reset");
+    program.go_on_to_end();
 }
 
 TEST_CASE("Host safety: a context of the program's own may end, awake and asleep", "[host_safety]") {
     const bool is_asleep = GENERATE(false, true);
-    Program program({"own_context"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"own_context"});
     if (is_asleep) program.sleep();
-    program.go_on();
-    REQUIRE(program.line() == "destroyed");
+    program.go_on_to("destroyed");
     if (!is_asleep) program.sleep();
     CHECK(program.report(k_intercepted_bytes) == k_four_mib);
     program.wake();
-    program.go_on();
-    CHECK(program.line() == "intact");
+    program.go_on_to("intact");
     CHECK(program.ends().status == 0);
 }
 
 TEST_CASE("Host safety: a thread's last destructors use CUDA", "[host_safety]") {
-    Program program({"thread_local"});
-    REQUIRE(program.line() == "ready");
-    program.go_on();
-    CHECK(program.line() == "thread touched freed");
+    auto program = Program::ready({"thread_local"});
+    program.go_on_to("thread touched freed");
     REQUIRE(program.line() == "again");
     program.sleep();
     program.go_on();
@@ -178,8 +148,7 @@ TEST_CASE("Host safety: a thread's last destructors use CUDA", "[host_safety]") 
     program.wake();
     CHECK(program.line() == "thread touched freed");
     REQUIRE(program.line() == "done");
-    program.go_on();
-    CHECK(program.ends().status == 0);
+    program.go_on_to_end();
 }
 
 TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does without the agent",
@@ -187,8 +156,7 @@ TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does wi
     Process plain({{command_file("intercepted_program_linked"), "crash"}, environment_for_others()});
     REQUIRE(plain.read_line() == "ready");
     plain.send("");
-    Program intercepted({"crash"});
-    REQUIRE(intercepted.line() == "ready");
+    auto intercepted = Program::ready({"crash"});
     intercepted.go_on();
     const auto expected = plain.finish();
     const auto end = intercepted.ends();
@@ -206,15 +174,11 @@ TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that 
     Program program({GENERATE("cancel", "cancel_waits")});
     REQUIRE(program.line() == "cancelled");
     program.cycle();
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
+    CHECK(program.go_on_to_end().err.empty());
 }
 
 TEST_CASE("Host safety: a program may jump out of a call that waits until it is woken", "[host_safety]") {
-    Program program({"jump", "gate"});
-    REQUIRE(program.line() == "ready");
+    auto program = Program::ready({"jump", "gate"});
     program.sleep();
     program.go_on();
     REQUIRE(program.waits_at_the_gate());
@@ -230,25 +194,18 @@ TEST_CASE("Host safety: a program may jump out of a call that waits until it is 
     program.wake();
     REQUIRE(program.line() == "touched");
     program.cycle();
-    program.go_on();
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
+    CHECK(program.go_on_to_end().err.empty());
 }
 
 TEST_CASE("Host safety: a program may jump out of a call that the driver is busy with", "[host_safety]") {
-    Program program({"jump", GENERATE("driver", "copy")});
-    REQUIRE(program.line() == "ready");
-    program.go_on();
-    REQUIRE(program.line() == "waits");
+    auto program = Program::ready({"jump", GENERATE("driver", "copy")});
+    program.go_on_to("waits");
     pause_for(Milliseconds(100));
     REQUIRE(::kill(program.process().pid(), SIGINT) == 0);
     REQUIRE(program.line() == "jumped");
-    program.go_on();
-    REQUIRE(program.line() == "touched");
+    program.go_on_to("touched");
     program.cycle();
-    program.go_on();
-    CHECK(program.ends().status == 0);
+    program.go_on_to_end();
 }
 
 TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does", "[host_safety]") {
@@ -263,11 +220,9 @@ TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does
 TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, and says so once",
           "[host_safety]") {
     const SharedDevices devices{64 * k_mib};
-    Program sleeper({"touch_often"}, {"--on-touch", "wake"}, devices.environment());
-    REQUIRE(sleeper.line() == "ready");
+    auto sleeper = Program::ready({"touch_often"}, {"--on-touch", "wake"}, devices.environment());
     sleeper.sleep();
-    Program holder({"hold", "46"}, {}, devices.environment());
-    REQUIRE(holder.line() == "ready");
+    auto holder = Program::ready({"hold", "46"}, {}, devices.environment());
     sleeper.go_on("touch");
     REQUIRE(sleeper.waits_at_the_gate());
     pause_for(Milliseconds(2'500)); // long enough to ask again
@@ -278,33 +233,28 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
     CHECK_THAT(sleeper.report(k_first_note), mentions(k_touch_trouble) && mentions("GPU 0"));
     CHECK(sleeper.report("wakes_waiting/0/by_touch") == "true");
     CHECK(sleeper.report("wakes_waiting/1") == "none");
-    holder.go_on();
-    REQUIRE(holder.line() == "freed");
+    holder.go_on_to("freed");
     CHECK(sleeper.line() == "touched 0");
     CHECK(sleeper.state() == "awake");
     CHECK(sleeper.report(k_first_note) == "none");
-    holder.go_on();
-    CHECK(holder.ends().status == 0);
+    holder.go_on_to_end();
     CHECK(sleeper.ends().status == 0);
 }
 
 TEST_CASE("Host safety: a touch that cannot wake the process fails after its limit", "[host_safety]") {
     const SharedDevices devices{64 * k_mib};
-    Program sleeper({"touch_often"}, {"--on-touch", "wake", "--touch-limit", "700ms"}, devices.environment());
-    REQUIRE(sleeper.line() == "ready");
+    auto sleeper = Program::ready({"touch_often"}, {"--on-touch", "wake", "--touch-limit", "700ms"},
+                                  devices.environment());
     sleeper.sleep();
-    Program holder({"hold", "46"}, {}, devices.environment());
-    REQUIRE(holder.line() == "ready");
+    auto holder = Program::ready({"hold", "46"}, {}, devices.environment());
     sleeper.go_on("touch");
     CHECK(sleeper.line() == "touched 802"); // CUDA_ERROR_SYSTEM_NOT_READY
     CHECK(sleeper.state() == "asleep");
     CHECK(sleeper.report(k_first_note) == "none"); // for nobody waits any more
     CHECK(becomes_true([&] { return sleeper.report("wakes_waiting/0") == "none"; }));
-    holder.go_on();
-    REQUIRE(holder.line() == "freed");
+    holder.go_on_to("freed");
     sleeper.go_on("touch");
     CHECK(sleeper.line() == "touched 0");
-    holder.go_on();
-    CHECK(holder.ends().status == 0);
+    holder.go_on_to_end();
     CHECK(sleeper.ends().status == 0);
 }

@@ -12,8 +12,7 @@ using namespace std::chrono_literals;
 TEST_CASE("Move: a sleeper goes to files and back by tags, and every command says so",
           "[quick][threads][move]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     host.tell("alloc weights 6291456 1");
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto rehearsed = host.command("gpu-sleep", place.store({"--dry-run"}));
@@ -48,8 +47,7 @@ TEST_CASE("Move: processes killed at random moments of a move leave nothing for 
     const char* const wanted = std::getenv("GPU_SLEEP_TEST_KILLS");
     const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 8;
     const Place place;
-    Host survivor;
-    allocate_two_tags(survivor);
+    TwoTagHost survivor;
     REQUIRE(survivor.command("gpu-sleep").status == 0);
     std::mt19937 random(20261123); // NOLINT(cert-msc51-cpp): the same each time
     int left = 0;

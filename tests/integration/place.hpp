@@ -31,11 +31,14 @@ private:
     Scratch scratch_;
 };
 
-/// Two tags; what they hold does not fit chunks.
-inline void allocate_two_tags(Host& host) {
-    host.tell("alloc weights 10485760 0");
-    host.tell("alloc kv_cache 4194304 0");
-    host.tell("alloc weights 5000 0");
-}
+/// One with two tags; what they hold does not fit chunks.
+class TwoTagHost : public Host {
+public:
+    explicit TwoTagHost(Arguments environment = {}) : Host(std::move(environment)) {
+        tell("alloc weights 10485760 0");
+        tell("alloc kv_cache 4194304 0");
+        tell("alloc weights 5000 0");
+    }
+};
 
 } // namespace gpu_sleep::test

@@ -2,26 +2,14 @@
 // Copyright the gpu-sleep authors.
 // The program's part in it: callbacks, holds, captures, long kernels, and how it ends.
 
-#include "support/catch.hpp"
-#include "support/host.hpp"
+#include "place.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
-namespace {
-
-constexpr const char* k_two_allocations[] = {"alloc weights 4194304 0", "alloc kv_cache 4194304 0"};
-
-void allocate(Host& host) {
-    for (const auto* line : k_two_allocations) host.tell(line);
-}
-
-} // namespace
-
 TEST_CASE("Program: callbacks are told of each sleep and wake", "[quick][threads][program]") {
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     host.tell("callback obey");
     REQUIRE(host.command("gpu-sleep", {"--level", "2", "--keep", "weights"}).status == 0);
     CHECK(host.tell("calls") == "1 0 2 1");
@@ -33,8 +21,7 @@ TEST_CASE("Program: callbacks are told of each sleep and wake", "[quick][threads
 }
 
 TEST_CASE("Program: callbacks do not hear of what is asleep already", "[program]") {
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     REQUIRE(host.command("gpu-sleep", {"--tags", "weights"}).status == 0);
     host.tell("callback obey");
     CHECK(host.command("gpu-sleep", {"--tags", "weights", "--level", "2"}).status == 0);
@@ -48,8 +35,7 @@ TEST_CASE("Program: callbacks do not hear of what is asleep already", "[program]
 
 TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and the next waits for it",
           "[program]") {
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     const bool has_deadline = GENERATE(false, true);
     host.tell(has_deadline ? "callback linger 200" : "callback linger 0");
     const auto start = Clock::now();
@@ -65,8 +51,7 @@ TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and t
 }
 
 TEST_CASE("Program: a sleep waits for a capture that it can see, and does not break it", "[program]") {
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     host.tell("capture blocking 0 1");
     const auto late = host.command("gpu-sleep", {"--timeout", "300ms", "--json"});
     CHECK(late.status == 4);
@@ -82,8 +67,7 @@ TEST_CASE("Program: a sleep waits for a capture that it can see, and does not br
 }
 
 TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[program]") {
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     host.tell("capture nonblocking 0 1");
     const auto failed = host.command("gpu-sleep", {"--timeout", "300ms"});
     CHECK(failed.status == 4);
@@ -99,13 +83,12 @@ TEST_CASE("Program: a context of its own is warned of once, and may go", "[progr
     Host host;
     host.tell("own_context");
     CHECK_THAT(host.process().errors(), mentions("context of its own"));
-    allocate(host);
+    host.tell("alloc weights 4194304 0");
     host.check_unharmed();
 }
 
 TEST_CASE("Program: it may end at any time, and its socket goes with it", "[program]") {
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     const auto socket = socket_file(host.pid());
     CHECK(std::filesystem::exists(socket));
     SECTION("awake") {}
@@ -122,8 +105,7 @@ TEST_CASE("Program: it may end at any time, and its socket goes with it", "[prog
 }
 
 TEST_CASE("Program: its signal handlers never run on the agent's threads", "[program]") {
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     host.tell("callback obey"); // the thread for callbacks is there as well
     host.tell("block");
     auto sleeping = host.start("gpu-sleep");
@@ -138,7 +120,7 @@ TEST_CASE("Program: its signal handlers never run on the agent's threads", "[pro
 TEST_CASE("Program: its socket does not come back while its destructors take their time", "[program]") {
     Host host;
     host.tell("slow_exit 3000"); // longer than the agent looks away from its socket
-    allocate(host);
+    host.tell("alloc weights 4194304 0");
     const auto socket = socket_file(host.pid());
     host.process().send("exit 3");
     REQUIRE(becomes_true([&] { return !std::filesystem::exists(socket); }));
@@ -149,8 +131,7 @@ TEST_CASE("Program: its socket does not come back while its destructors take the
 TEST_CASE("Program: a child that no handler of fork() knew of leaves the agent's files at its end",
           "[program]") {
     if (is_sanitized()) return skip("a sanitizer looks for leaks in the child");
-    Host host;
-    allocate(host);
+    TwoTagHost host;
     const auto socket = socket_file(host.pid());
     CHECK(host.tell("raw_fork") == "0");
     CHECK(std::filesystem::exists(socket));
@@ -194,7 +175,6 @@ TEST_CASE("Program: a command that comes before the agent is ready waits until i
 TEST_CASE("Program: a child that is forked while the process sleeps or wakes can use the API and end",
           "[program]") {
     if (is_sanitized()) return skip("a sanitizer looks for leaks in the child");
-    Host host({"GPU_SLEEP_HOST_BUDGET=1125899906842624"}); // the account is read then
-    host.tell("alloc weights 4096 0");
+    LoadedHost host({"GPU_SLEEP_HOST_BUDGET=1125899906842624"}); // the account is read then
     CHECK(host.tell("fork_while_sleeping 200") == "200");
 }

@@ -15,12 +15,6 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-bool has_ctypes() {
-    static const bool has = run({{"python3", "-c", "import ctypes, socket, threading"}}).status == 0;
-    if (!has) skip("python3 has no ctypes");
-    return has;
-}
-
 struct HealthSocket {
     Scratch scratch;
     std::string path = scratch.file("health");
@@ -37,6 +31,18 @@ public:
     std::string tell(const std::string& line) {
         process_.send(line);
         return process_.read_line();
+    }
+
+    /// Has it do so asleep, which the gate must hold.
+    void begin_asleep(const std::string& line) {
+        sleep();
+        process_.send(line);
+        REQUIRE(waits_at_the_gate());
+    }
+    /// Wakes it: what was held has this answer then.
+    void wake_and_hear(const std::string& answer) {
+        wake();
+        CHECK(process_.read_line() == answer);
     }
 
     /// Whether it answers a health check within `limit`.
@@ -66,15 +72,12 @@ constexpr Milliseconds k_too_long{500};   ///< for what must not come
 } // namespace
 
 TEST_CASE("Python: while a thread waits at the gate, the others go on", "[quick][python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
-    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.sleep();
     CHECK(program.is_alive(k_at_once));
-    program.process().send("touch");
-    REQUIRE(program.waits_at_the_gate());
+    program.begin_asleep("touch");
     for (int i = 0; i < 3; ++i) CHECK(program.is_alive(k_at_once));
-    REQUIRE(program.command("gpu-wake").status == 0);
-    CHECK(program.process().read_line() == "0");
+    program.wake_and_hear("0");
     CHECK(program.is_alive(k_at_once));
     CHECK(program.tell("touch") == "0");
     program.process().send("exit 3");
@@ -82,71 +85,51 @@ TEST_CASE("Python: while a thread waits at the gate, the others go on", "[quick]
 }
 
 TEST_CASE("Python: a thread may wait without its lock where there is a second interpreter", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
     if (program.tell("interpreter") == "none") return skip("this Python makes no second interpreter");
     for (const auto* touch : {"touch_unlocked", "touch"}) {
-        REQUIRE(program.command("gpu-sleep").status == 0);
-        program.process().send(touch);
-        REQUIRE(program.waits_at_the_gate());
+        program.begin_asleep(touch);
         CHECK(program.is_alive(k_at_once));
-        REQUIRE(program.command("gpu-wake").status == 0);
-        CHECK(program.process().read_line() == "0");
+        program.wake_and_hear("0");
     }
     CHECK(program.process().errors().empty());
 }
 
 TEST_CASE("Python: a thread that waits with a library's mutex keeps Python's lock", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
-    REQUIRE(program.command("gpu-sleep").status == 0);
-    program.process().send("allocate_under_mutex");
-    REQUIRE(program.waits_at_the_gate());
+    program.begin_asleep("allocate_under_mutex");
     pause_for(k_too_long); // for whoever would take the lock, and then wait for the mutex
-    REQUIRE(program.command("gpu-wake").status == 0);
-    CHECK(program.process().read_line() == "done");
+    program.wake_and_hear("done");
     CHECK(program.is_alive(k_at_once));
     CHECK(program.tell("touch") == "0");
 }
 
 TEST_CASE("Python: a thread that waits in a library's constructor keeps Python's lock", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
-    REQUIRE(program.command("gpu-sleep").status == 0);
-    program.process().send("load_both " + library_file("libsafety_filler.so") + ' ' +
-                           library_file("libsafety_plugin.so"));
-    REQUIRE(program.waits_at_the_gate());
+    program.begin_asleep("load_both " + library_file("libsafety_filler.so") + ' ' +
+                         library_file("libsafety_plugin.so"));
     pause_for(k_too_long); // for whoever would take the lock, and then wait for the loader's
-    REQUIRE(program.command("gpu-wake").status == 0);
-    CHECK(program.process().read_line() == "done");
+    program.wake_and_hear("done");
     CHECK(program.is_alive(k_at_once));
     // And later on it is given up again.
-    REQUIRE(program.command("gpu-sleep").status == 0);
-    program.process().send("touch");
-    REQUIRE(program.waits_at_the_gate());
+    program.begin_asleep("touch");
     CHECK(program.is_alive(k_at_once));
-    REQUIRE(program.command("gpu-wake").status == 0);
-    CHECK(program.process().read_line() == "0");
+    program.wake_and_hear("0");
 }
 
 TEST_CASE("Python: with --keep-gil they wait too, and go on after waking", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program({"--keep-gil"});
-    REQUIRE(program.command("gpu-sleep").status == 0);
-    program.process().send("touch");
-    REQUIRE(program.waits_at_the_gate());
+    program.begin_asleep("touch");
     CHECK_FALSE(program.is_alive(k_too_long));
-    REQUIRE(program.command("gpu-wake").status == 0);
-    CHECK(program.process().read_line() == "0");
+    program.wake_and_hear("0");
     CHECK(program.is_alive(k_at_once));
 }
 
 TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program({}, "1");
     REQUIRE(program.tell("torch") == "done");
     REQUIRE(program.command("gpu-sleep", {"--level", "0"}).status == 0);
-    REQUIRE(program.command("gpu-wake").status == 0);
+    program.wake();
     CHECK(program.tell("calls") == "0"); // a pause needs no memory
     const auto slept = program.command("gpu-sleep", {"--json"});
     REQUIRE(slept.status == 0);
@@ -154,7 +137,7 @@ TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[pyt
     CHECK(program.tell("calls") == "1");
     CHECK(program.tell("context 0") == "inactive"); // none is made for the question
     CHECK(program.tell("context 1") == "active");
-    REQUIRE(program.command("gpu-wake").status == 0);
+    program.wake();
     CHECK(program.tell("calls") == "1");
     for (int i = 0; i < 2; ++i) { // the third call fails, which changes nothing
         program.cycle();
@@ -165,7 +148,6 @@ TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[pyt
 
 TEST_CASE("Python: a sleep waits until PyTorch has unmapped its unused memory, though other memory sleeps",
           "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.tell("cache_segment") == "done");
     REQUIRE(program.command("gpu-sleep", {"--tags", "default"}).status == 0);
@@ -176,41 +158,38 @@ TEST_CASE("Python: a sleep waits until PyTorch has unmapped its unused memory, t
     CHECK(slept.tag("cache", "bytes") == std::to_string(4 << 20)); // of two such allocations
     CHECK(program.tell("calls") == "1");
     CHECK(program.process().errors().empty());
-    REQUIRE(program.command("gpu-wake").status == 0);
+    program.wake();
     CHECK(program.tell("touch") == "0");
 }
 
 TEST_CASE("Python: PyTorch is not asked to unmap memory that sleeps", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.tell("cache_segment") == "done");
     REQUIRE(program.command("gpu-sleep", {"--tags", "cache"}).status == 0);
     REQUIRE(program.tell("torch") == "done");
-    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.sleep();
     CHECK(program.tell("calls") == "0");
-    REQUIRE(program.command("gpu-wake").status == 0);
-    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.wake();
+    program.sleep();
     CHECK(program.tell("calls") == "1");
     CHECK(program.process().errors().empty());
 }
 
 TEST_CASE("Python: a sleep goes on without its lock when that is not to be had", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.tell("torch") == "done");
     REQUIRE(program.tell("keep_lock 5000") == "kept");
     const auto start = Clock::now();
-    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.sleep();
     CHECK(Clock::now() - start >= Milliseconds(1'500));
     CHECK_THAT(program.process().errors(), mentions("Python was busy"));
     CHECK(program.tell("calls") == "0"); // and nobody asks later on
-    REQUIRE(program.command("gpu-wake").status == 0);
+    program.wake();
     CHECK(program.tell("touch") == "0");
 }
 
 TEST_CASE("Python: a sleep that has no time for PyTorch to unmap its memory fails, and the next one waits",
           "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.tell("cache_segment") == "done");
     REQUIRE(program.tell("torch") == "done");
@@ -222,17 +201,16 @@ TEST_CASE("Python: a sleep that has no time for PyTorch to unmap its memory fail
     CHECK(slept.tag("cache", "bytes") == std::to_string(4 << 20));
     CHECK(program.tell("calls") == "1");
     CHECK(program.process().errors().empty());
-    REQUIRE(program.command("gpu-wake").status == 0);
+    program.wake();
 }
 
 TEST_CASE("Python: it ends while one of its threads waits at the gate", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program(GENERATE(Arguments{}, Arguments{"--keep-gil"}));
-    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.sleep();
     if (GENERATE(true, false)) {
         program.process().send("background");
         if (program.waits_at_the_gate() && !program.is_alive(k_too_long)) {
-            REQUIRE(program.command("gpu-wake").status == 0); // the lock is kept: nothing else ends it
+            program.wake(); // the lock is kept: nothing else ends it
         }
         REQUIRE(program.process().read_line() == "done");
     }
@@ -242,16 +220,14 @@ TEST_CASE("Python: it ends while one of its threads waits at the gate", "[python
 }
 
 TEST_CASE("Python: it ends while the agent waits for its lock", "[python]") {
-    if (!has_ctypes()) return;
     PythonProgram program;
     REQUIRE(program.tell("keep_lock 3000") == "kept");
     program.process().send("exit 6");
-    REQUIRE(program.command("gpu-sleep").status == 0);
+    program.sleep();
     CHECK(program.process().wait() == 6);
 }
 
 TEST_CASE("Python: the example of the guide for PyTorch does what it says", "[python]") {
-    if (!has_ctypes()) return;
     const Arguments command{"python3", source_file("tests/integration/guide_example.py"), source_file("")};
     const auto output = run(gpu_run(with({"--"}, command)));
     CHECK(succeeded(output));

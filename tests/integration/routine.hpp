@@ -25,9 +25,21 @@ public:
         return Program(std::move(words), std::move(options), {}, "intercepted_program_dlsym");
     }
 
+    /// One that has said that it is ready.
+    [[nodiscard]] static Program ready(Arguments words, Arguments options = {}, Arguments environment = {},
+                                       const char* file = "intercepted_program_linked") {
+        Program program(std::move(words), std::move(options), std::move(environment), file);
+        REQUIRE(program.line() == "ready");
+        return program;
+    }
+
     [[nodiscard]] std::string line() { return process_.read_line(); }
     void go_on(const std::string& with = "") { process_.send(with); }
 
+    void go_on_to(const std::string& said) {
+        go_on();
+        REQUIRE(line() == said);
+    }
     [[nodiscard]] static Output command_for(pid_t pid, const std::string& name, Arguments arguments = {}) {
         Arguments words{command_file(name), std::to_string(pid)};
         return run({with(std::move(words), arguments)});
@@ -38,6 +50,13 @@ public:
         auto output = process_.finish();
         INFO(output.err);
         CHECK(Clock::now() - start < k_end_limit);
+        return output;
+    }
+    /// Goes on to its end, with this status.
+    Output go_on_to_end(int status = 0) {
+        go_on();
+        auto output = ends();
+        CHECK(output.status == status);
         return output;
     }
 

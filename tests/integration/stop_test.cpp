@@ -26,6 +26,11 @@ Arguments sleeping(Arguments more = {}) {
     return more;
 }
 
+/// A process with contents that sleeps when it is stopped.
+struct Job : Host {
+    explicit Job(Arguments environment = {}) : Host(sleeping(std::move(environment))) { tell(k_allocation); }
+};
+
 /// As /proc shows it: 'T' is stopped.
 char state_of(pid_t process) {
     std::ifstream file(fmt::format("/proc/{}/stat", process));
@@ -55,17 +60,20 @@ void check_awake(Host& host) {
     host.check_whole();
 }
 
+void check_continues(Host& host) {
+    host.process().signal(SIGCONT);
+    check_awake(host);
+}
+
 } // namespace
 
 TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", "[quick][stop]") {
-    Host host(sleeping());
-    host.tell(k_allocation);
+    Job host;
     CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps when SIGTSTP stops it"));
     for (int round = 1; round <= 3; ++round) {
         stop(host);
         // Nobody answers; that it sleeps shows in what the wake brings back.
-        host.process().signal(SIGCONT);
-        check_awake(host);
+        check_continues(host);
         CHECK(host.report("woken_bytes") == "33554432");
         CHECK_FALSE(is_stopped(host));
     }
@@ -73,8 +81,7 @@ TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", 
 
 TEST_CASE("Stop: a job that sleeps while it is stopped is shown with its bytes, and alarms nobody",
           "[stop]") {
-    Host host(sleeping());
-    host.tell(k_allocation);
+    Job host;
     stop(host);
     const auto json = host.command("gpu-ps", {"--json"});
     CHECK(json.status == 0);
@@ -95,8 +102,7 @@ TEST_CASE("Stop: a job that sleeps while it is stopped is shown with its bytes, 
     const auto metrics = host.command("gpu-ps", {"--prometheus"}).out;
     CHECK_THAT(metrics, mentions("gpu_sleep_stopped{") && mentions("gpu_sleep_stopped_report_seconds{") &&
                             mentions(R"(state="asleep"} 1)") && !mentions("gpu_sleep_unanswered{"));
-    host.process().signal(SIGCONT);
-    check_awake(host);
+    check_continues(host);
     CHECK(host.command("gpu-ps", {"--json"}).json("/processes/0/stopped_report_seconds") == "null");
 }
 
@@ -143,8 +149,7 @@ TEST_CASE("Stop: what a stopped job has left is believed only if it is whole, an
     REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
     check_unknown();
     std::filesystem::remove(file + ".moved");
-    host.process().signal(SIGCONT);
-    check_awake(host);
+    check_continues(host);
 }
 
 TEST_CASE("Stop: a job that cannot leave how it is leaves nothing old, and nothing when it ends", "[stop]") {
@@ -163,8 +168,7 @@ TEST_CASE("Stop: a job that cannot leave how it is leaves nothing old, and nothi
         CHECK_FALSE(std::filesystem::exists(file));
         CHECK_THAT(host.command("gpu-ps").err, mentions("last known state: asleep"));
         REQUIRE(::prlimit(host.pid(), RLIMIT_FSIZE, &before, nullptr) == 0);
-        host.process().signal(SIGCONT);
-        check_awake(host);
+        check_continues(host);
         CHECK(std::filesystem::exists(file));
     }
     CHECK_FALSE(std::filesystem::exists(file));
@@ -176,15 +180,13 @@ TEST_CASE("Stop: without the option a job stops at once, and awake", "[stop]") {
     host.tell(k_allocation);
     host.process().signal(SIGSTOP); // SIGTSTP does not stop a group that no shell looks after
     REQUIRE(becomes_true([&] { return is_stopped(host); }));
-    host.process().signal(SIGCONT);
-    check_awake(host);
+    check_continues(host);
     CHECK(host.report("woken_bytes") == "0");
     CHECK_THAT(host.command("gpu-ps").out, !mentions("SIGTSTP"));
 }
 
 TEST_CASE("Stop: what slept before, sleeps afterwards", "[stop]") {
-    Host host(sleeping());
-    host.tell(k_allocation);
+    Job host;
     host.tell("alloc cache 33554432 0");
     REQUIRE(host.command("gpu-sleep", {"--tags", "cache"}).status == 0);
     stop(host);
@@ -198,13 +200,11 @@ TEST_CASE("Stop: what slept before, sleeps afterwards", "[stop]") {
 
 TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is not tried again", "[stop]") {
     constexpr double k_grace = 2; // longer than a busy machine takes for what follows
-    Host host(sleeping({"GPU_SLEEP_STOP_GRACE=2000"}));
-    host.tell(k_allocation);
+    Job host({"GPU_SLEEP_STOP_GRACE=2000"});
     host.tell("delay cuMemcpyDtoHAsync 4000000");
     CHECK(stop(host) >= k_grace);
     CHECK_THAT(host.command("gpu-ps").out, mentions("stopped, awake") && mentions("32.0 MiB"));
-    host.process().signal(SIGCONT);
-    check_awake(host);
+    check_continues(host);
     CHECK(host.report("woken_bytes") == "0");
     CHECK(stop(host) < k_grace);
     host.process().signal(SIGCONT);
@@ -214,8 +214,7 @@ TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is no
 
 TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before the stop prevents it",
           "[stop]") {
-    Host host(sleeping({"GPU_SLEEP_STOP_GRACE=60000"}));
-    host.tell(k_allocation);
+    Job host({"GPU_SLEEP_STOP_GRACE=60000"});
     host.tell(k_slow);
     host.process().signal(SIGTSTP);
     REQUIRE(becomes_true([&] { return host.moves_contents(); }));
@@ -239,14 +238,12 @@ TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before th
     host.tell(k_quick);
     check_awake(host);
     stop(host); // and later ones count again
-    host.process().signal(SIGCONT);
-    check_awake(host);
+    check_continues(host);
 }
 
 TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and its process stops asleep",
           "[stop]") {
-    Host host(sleeping({"GPU_SLEEP_STOP_GRACE=60000"}));
-    host.tell(k_allocation);
+    Job host({"GPU_SLEEP_STOP_GRACE=60000"});
     host.tell(k_slow);
     auto sleep = host.start("gpu-sleep");
     REQUIRE(becomes_true([&] { return host.moves_contents(); }));
@@ -261,18 +258,15 @@ TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and its 
 }
 
 TEST_CASE("Stop: a process that refuses sleeps stops awake", "[stop]") {
-    Host host(sleeping());
-    host.tell(k_allocation);
+    Job host;
     host.tell("inhibit");
     stop(host);
-    host.process().signal(SIGCONT);
-    check_awake(host);
+    check_continues(host);
     CHECK(host.report("woken_bytes") == "0");
 }
 
 TEST_CASE("Stop: a program's own handler replaces ours, and gpu-ps says so", "[stop]") {
-    Host host(sleeping());
-    host.tell(k_allocation);
+    Job host;
     host.tell("handle_stops");
     CHECK_THAT(host.command("gpu-ps").out, mentions("--on-stop sleep has no effect"));
     host.process().signal(SIGTSTP);
@@ -291,8 +285,7 @@ TEST_CASE("Stop: a disposition that was not the default when the agent started i
 }
 
 TEST_CASE("Stop: a child of fork() and another program have the default again", "[stop]") {
-    Host host(sleeping());
-    host.tell(k_allocation);
+    Job host;
     CHECK(host.tell("stops_in_child") == "default");
     check_awake(host);
 }
@@ -302,8 +295,7 @@ TEST_CASE("Stop: a transaction that was frozen midway ends whole after the thaw"
     const bool by_group = GENERATE(false, true);
     if (by_group && !freezer) return skip_without_right("make a control group that freezes");
     const bool is_too_late = GENERATE(false, true);
-    Host host(sleeping({is_too_late ? "GPU_SLEEP_STOP_GRACE=3000" : "GPU_SLEEP_STOP_GRACE=60000"}));
-    host.tell(k_allocation);
+    Job host({is_too_late ? "GPU_SLEEP_STOP_GRACE=3000" : "GPU_SLEEP_STOP_GRACE=60000"});
     host.tell("delay cuMemcpyDtoHAsync 1000000");
     if (by_group) freezer.take(host.pid());
     host.process().signal(SIGTSTP);

@@ -17,8 +17,7 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
           "[store_failures]") {
     const SmallDisk disk("size=4m");
     if (!disk) return skip_without_right("mount a file system");
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     CHECK_THAT(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--dry-run"}).out,
                mentions("it fails unless"));
     const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--json"});
@@ -43,8 +42,7 @@ TEST_CASE("Store: a sleep that waits behind a wake has the room that the wake's 
           "[store_failures]") {
     const SmallDisk disk("size=22m"); // for one sleep's files, not for two
     if (!disk) return skip_without_right("mount a file system");
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     const Arguments to_file{"--store", "file", "--dir", disk.path()};
     REQUIRE(host.command("gpu-sleep", to_file).status == 0);
     host.tell("delay cuMemcpyHtoDAsync 600000");
@@ -62,8 +60,7 @@ TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones 
           "[store_failures]") {
     const SmallDisk disk("size=64m"); // files in memory are read by pread()
     if (!disk) return skip_without_right("mount a file system");
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     const Arguments to_file{"--store", "file", "--dir", disk.path()};
     for (int good = 0; good < 6; ++good) { // two headers, and a chunk or more of each file
         INFO(good << " reads are good");
@@ -91,8 +88,7 @@ TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones 
 
 TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes", "[store_failures]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     REQUIRE(host.command("gpu-sleep", {"--store", "weights=file", "--dir", place.path()}).status == 0);
     REQUIRE(place.files().size() == 1);
     fs::resize_file(place.files().front(), 4096);

@@ -12,8 +12,7 @@ using namespace gpu_sleep::test;
 TEST_CASE("Store: what a killed process leaves is removed by the next sleep there", "[store]") {
     const Place place;
     {
-        Host host;
-        allocate_two_tags(host);
+        TwoTagHost host;
         SECTION("asleep") {
             REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
             host.kill();
@@ -68,15 +67,13 @@ TEST_CASE("Store: processes killed at random moments harm nobody and leave nothi
     const char* const wanted = std::getenv("GPU_SLEEP_TEST_KILLS");
     const int kills = wanted ? std::atoi(wanted) : is_sanitized() ? 6 : 12;
     const Place place;
-    Host survivor;
-    allocate_two_tags(survivor);
+    TwoTagHost survivor;
     std::mt19937 random(20261121);
     std::chrono::microseconds whole{0}; // a sleep and a wake
     int left = 0;
     for (int i = 0; i < kills; ++i) {
         INFO("kill " << i);
-        Host host({"GPU_SLEEP_SIM_DELAY=cuMemcpyDtoHAsync:1ms,cuMemcpyHtoDAsync:1ms"});
-        allocate_two_tags(host);
+        TwoTagHost host({"GPU_SLEEP_SIM_DELAY=cuMemcpyDtoHAsync:1ms,cuMemcpyHtoDAsync:1ms"});
         if (i == 0) {
             const auto start = Clock::now();
             REQUIRE(host.command("gpu-sleep", place.store()).status == 0);

@@ -28,8 +28,7 @@ mode_t mode_of(const fs::path& path) {
 
 TEST_CASE("Store: contents in files come back whole, and no host memory is kept", "[quick][threads][store]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     host.tell("alloc weights 6291456 1");
     for (int round = 0; round < 3; ++round) {
         const auto slept = host.command("gpu-sleep", place.store({"--json"}));
@@ -51,8 +50,7 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
 TEST_CASE("Store: the file of a tag that is freed asleep goes at once, with its room on the disk",
           "[store]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     const auto count_open = [&] {
         const fs::directory_iterator all(fmt::format("/proc/{}/fd", host.pid()));
@@ -70,8 +68,7 @@ TEST_CASE("Store: the file of a tag that is freed asleep goes at once, with its 
 
 TEST_CASE("Store: a flush is told of before it begins, and when it has ended", "[store]") {
     if (is_sanitized()) return skip("a sanitizer's runtime comes first");
-    Host host({"LD_PRELOAD=" + library_file("libslow_disk.so"), "GPU_SLEEP_TEST_FLUSH=1"});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host({"LD_PRELOAD=" + library_file("libslow_disk.so"), "GPU_SLEEP_TEST_FLUSH=1"});
     const Scratch scratch;
     model::SleepRequest request;
     request.store = model::Store::file;
@@ -96,8 +93,7 @@ TEST_CASE("Store: a flush is told of before it begins, and when it has ended", "
 }
 
 TEST_CASE("Store: a disk that takes minutes to flush is waited for", "[slow_disk]") {
-    Host host({"LD_PRELOAD=" + library_file("libslow_disk.so"), "GPU_SLEEP_TEST_FLUSH=45"});
-    host.tell("alloc weights 4194304 0");
+    LoadedHost host({"LD_PRELOAD=" + library_file("libslow_disk.so"), "GPU_SLEEP_TEST_FLUSH=45"});
     const Scratch scratch;
     CHECK(succeeded(host.command("gpu-sleep", {"--dir", scratch.path()})));
     CHECK(host.state() == "asleep");
@@ -106,8 +102,7 @@ TEST_CASE("Store: a disk that takes minutes to flush is waited for", "[slow_disk
 
 TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     const auto slept =
         host.command("gpu-sleep", {"--store", "weights=file,default=host", "--dir", place.path(), "--json"});
     REQUIRE(succeeded(slept));
@@ -139,8 +134,7 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
 
 TEST_CASE("Store: a dry run says what room files need, and whether it is there", "[store]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     const auto rehearse = [&](Arguments arguments, int status = 0) {
         const auto said = host.command("gpu-sleep", with(std::move(arguments), {"--dry-run", "--json"}));
         CHECK(said.status == status);
@@ -165,8 +159,7 @@ TEST_CASE("Store: a dry run says what room files need, and whether it is there",
 
 TEST_CASE("Store: files are private, and there as long as they are needed", "[store]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     CHECK(mode_of(place.path()) == 0700);
     const auto files = place.files();
@@ -193,8 +186,7 @@ TEST_CASE("Store: files are private, and there as long as they are needed", "[st
 
 TEST_CASE("Store: a child that is forked while its parent sleeps holds none of its files", "[store]") {
     const Place place;
-    Host host;
-    allocate_two_tags(host);
+    TwoTagHost host;
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     const auto held_by = [&](const std::string& process) {
         int count = 0;
@@ -216,8 +208,7 @@ TEST_CASE("Store: a child that is forked while its parent sleeps holds none of i
 TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[store]") {
     const Place place;
     {
-        Host host;
-        allocate_two_tags(host);
+        TwoTagHost host;
         REQUIRE(host.command("gpu-sleep", place.store({"--keep-files"})).status == 0);
         SECTION("after waking") {
             host.wake_whole();

@@ -119,8 +119,7 @@ TEST_CASE("Terminal: what the environment says of the agent cannot steer it", "[
     for (const auto* const name :
          {"NAME", "TAG", "MIN_SIZE", "RULES", "ON_TOUCH", "TOUCH_LIMIT", "GATE", "LOG", "INHIBIT", "JOURNAL"})
         environment.push_back(fmt::format("GPU_SLEEP_{}={}", name, hostile_text()));
-    Host host(environment);
-    host.tell("alloc weights 4096 0");
+    LoadedHost host(environment);
     const auto said = host.process().errors();
     for (const auto* const name : {"NAME", "ON_TOUCH", "TOUCH_LIMIT", "GATE", "LOG", "INHIBIT", "JOURNAL"})
         CHECK_THAT(said, mentions(fmt::format("GPU_SLEEP_{} is ignored", name)));

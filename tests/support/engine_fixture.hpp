@@ -33,6 +33,13 @@ struct Allocation {
     std::vector<std::uint8_t> contents;
 };
 
+/// Two devices; `most` bytes are retained past a wake.
+[[nodiscard]] inline sleep::Transactions::Options retaining(Bytes most = std::numeric_limits<Bytes>::max()) {
+    sleep::Transactions::Options options{2, 0};
+    options.retained = most;
+    return options;
+}
+
 /// Initialises the simulated driver with a primary context on each device in use.
 class EngineFixture {
 public:
@@ -51,6 +58,7 @@ public:
         }
     }
     ~EngineFixture() {
+        CHECK(sim_fault_counts().illegal_accesses == 0);
         sim_clear();
         for (const auto& allocation : allocations_) static_cast<void>(free(allocation.address));
         static_cast<void>(engine_.contents().reap());
@@ -152,6 +160,12 @@ public:
         static_cast<void>(engine_.contents().reap());
         return done;
     }
+    /// The same, which must not fail: what it says.
+    [[nodiscard]] model::Report slept(const model::SleepRequest& request) {
+        model::Report report;
+        REQUIRE(sleep(request, &report));
+        return report;
+    }
     [[nodiscard]] Result<void> wake(const model::WakeRequest& request = {}, model::Report* report = nullptr) {
         model::Report own;
         auto done = engine_.wake(request, control_, report ? *report : own);
@@ -159,6 +173,12 @@ public:
         if (!done) return std::move(done).error();
         if (done->left) return *std::move(done->left);
         return {};
+    }
+
+    [[nodiscard]] model::Report woken(const model::WakeRequest& request = {}) {
+        model::Report report;
+        REQUIRE(wake(request, &report));
+        return report;
     }
 
     /// What allocation `index` holds now; it must be awake. Stays until the next call.
@@ -179,10 +199,11 @@ public:
         return true;
     }
 
-    /// Wakes it, and every byte is there.
+    /// Wakes it, and every byte is there, and no work touched memory that was not.
     void wake_whole() {
         REQUIRE(wake());
         CHECK(all_intact());
+        CHECK(sim_fault_counts().illegal_accesses == 0);
     }
 
     [[nodiscard]] model::State state() const { return ledger_.state(); }
@@ -228,6 +249,21 @@ private:
 /// The same with contents in host memory as the GPU holds them.
 [[nodiscard]] inline model::SleepRequest raw(model::SleepRequest request = level(1)) {
     request.raw = true;
+    return request;
+}
+
+/// To files of a directory in `scratch`; `is_named`: also what sleeps elsewhere.
+[[nodiscard]] inline model::SleepRequest in_files(const Scratch& scratch, bool is_named = false) {
+    auto request = level(1);
+    request.store = model::Store::file;
+    request.store_is_named = is_named;
+    request.directory = scratch.file("sleep");
+    return request;
+}
+
+template <class Request>
+[[nodiscard]] Request dry(Request request) {
+    request.dry_run = true;
     return request;
 }
 

@@ -131,8 +131,7 @@ TEST_CASE("Login: gpu-run inside a login, and a program's own agent, are there o
     const auto variables = run(home.login({command_file("gpu-run"), "--name", "n", "env"})).out;
     CHECK_THAT(variables, mentions("libgpu-sleep-agent.so"));
     CHECK_THAT(variables, !mentions("libgpu-sleep-login.so"));
-    Host host(home.login({command_file("integration_host")}));
-    host.tell("alloc weights 4194304");
+    LoadedHost host(home.login({command_file("integration_host")}));
     CHECK(host.command("gpu-sleep").status == 0);
     host.wake_whole();
     // Behind the agent the library stands aside.

@@ -57,15 +57,13 @@ TEST_CASE("Unseen library: a sleep refuses and says why; forced, it goes on", "[
 
 TEST_CASE("Unseen library: a program that puts itself to sleep, or is not intercepted, answers for it itself",
           "[unseen_library]") {
-    Host intercepted(host_with_library({command_file("gpu-run")}));
-    intercepted.tell("alloc weights 4194304");
+    LoadedHost intercepted(host_with_library({command_file("gpu-run")}));
     CHECK(intercepted.command("gpu-sleep").status == 1);
     intercepted.tell("sleep 1");
     CHECK(intercepted.state() == "asleep");
     intercepted.wake_whole();
 
-    Host plain(host_with_library({}));
-    plain.tell("alloc weights 4194304");
+    LoadedHost plain(host_with_library({}));
     CHECK(plain.command("gpu-sleep").status == 0);
     CHECK(plain.state() == "asleep");
     plain.wake_whole();
