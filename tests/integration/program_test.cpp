@@ -51,7 +51,8 @@ TEST_CASE("Program: a callback that is late ends the sleep in time with 4, and t
 }
 
 TEST_CASE("Program: a sleep waits for a capture that it can see, and does not break it", "[program]") {
-    TwoTagHost host;
+    LoadedHost host;
+    host.tell("alloc kv_cache 4194304 0");
     host.tell("capture blocking 0 1");
     const auto late = host.command("gpu-sleep", {"--timeout", "300ms", "--json"});
     CHECK(late.status == 4);
@@ -67,7 +68,8 @@ TEST_CASE("Program: a sleep waits for a capture that it can see, and does not br
 }
 
 TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[program]") {
-    TwoTagHost host;
+    LoadedHost host;
+    host.tell("alloc kv_cache 4194304 0");
     host.tell("capture nonblocking 0 1");
     const auto failed = host.command("gpu-sleep", {"--timeout", "300ms"});
     CHECK(failed.status == 4);
