@@ -51,6 +51,12 @@ public:
         }
         check_is_over();
     }
+    void wake() {
+        model::WakeRequest request;
+        request.joint = true;
+        REQUIRE(run(request));
+        check_awake();
+    }
     /// Its work waits, and callbacks that were told of more have heard that it did not come.
     void check_paused() {
         CHECK(operations_.status.state() == State::paused);
@@ -282,8 +288,7 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
         if (has_failed) REQUIRE(program.run(request));
         CHECK(operations::DeepSleep::is_deep() == request.deep);
         program.check_asleep();
-        REQUIRE(program.run(wake_request()));
-        program.check_awake();
+        program.wake();
     });
     const auto pause = sleep_request(model::Level::pause);
     ends.merge(sweep(pause, [&](bool has_failed) {
@@ -292,8 +297,7 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
             REQUIRE(program.run(pause));
         }
         program.check_paused();
-        REQUIRE(program.run(wake_request()));
-        program.check_awake();
+        program.wake();
     }));
     for (const auto& row : refusals()) ends.insert(row.step);
     // A step belongs here only if nothing can end a sleep in it.
@@ -320,8 +324,7 @@ TEST_CASE("Steps: host memory that came since the sleep is not left to the drive
     CHECK(memory.free(*late));
     program.check_asleep();
     REQUIRE(program.run(deep_request()));
-    REQUIRE(program.run(wake_request()));
-    program.check_awake();
+    program.wake();
 }
 
 TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them leaves it paused",
@@ -349,8 +352,7 @@ TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them
         });
         CHECK(ends.size() > 1);
     }
-    REQUIRE(program.run(wake_request()));
-    program.check_awake();
+    program.wake();
 }
 
 TEST_CASE("Steps: the end of others' pause leaves a paused process asleep that has gone deep", "[steps]") {
@@ -365,8 +367,7 @@ TEST_CASE("Steps: the end of others' pause leaves a paused process asleep that h
     REQUIRE(left);
     CHECK_FALSE(left->changed);
     CHECK(operations::DeepSleep::is_deep());
-    REQUIRE(program.run(wake_request()));
-    program.check_awake();
+    program.wake();
 }
 
 TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]") {
@@ -412,8 +413,7 @@ TEST_CASE("Steps: a pause says nothing of contents that move", "[steps]") {
                         [&](const model::Progress& at) { return told.insert(at.phase), true; }));
     CHECK(told.contains(model::Progress::Phase::drain));
     CHECK_FALSE(told.contains(model::Progress::Phase::transfer));
-    REQUIRE(program.run(wake_request()));
-    program.check_awake();
+    program.wake();
 }
 
 TEST_CASE("Transitions: what a wake brought back before it failed goes again with the next deep sleep",

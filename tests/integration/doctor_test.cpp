@@ -86,12 +86,6 @@ TEST_CASE("Doctor: a process with an agent, awake and asleep", "[quick][doctor]"
     CHECK(quiet.status == 1);
     CHECK(quiet.out.starts_with("bad "));
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
-    host.tell("hold");
-    output = examine();
-    CHECK(output.status == 1);
-    CHECK_THAT(finding(output, "reach"), !mentions("holds sleeps back"));
-    CHECK_THAT(finding(output, "sleep"), mentions("bad a sleep would fail: the program holds sleeps back"));
-    host.tell("resume");
     host.check_whole();
 }
 

@@ -140,6 +140,71 @@ CUresult launch(CUfunction function, CUstream stream, Arguments... arguments) {
     return event;
 }
 
+/// A device's primary context, retained once more.
+[[nodiscard]] inline CUcontext retain_primary(CUdevice device) {
+    CUcontext context = nullptr;
+    REQUIRE(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
+    return context;
+}
+
+/// One of the program's own, which is current then.
+[[nodiscard]] inline CUcontext make_context(CUdevice device) {
+    CUcontext context = nullptr;
+    REQUIRE(cuCtxCreate(&context, nullptr, 0, device) == CUDA_SUCCESS);
+    return context;
+}
+
+[[nodiscard]] inline CUdeviceptr reserve(std::size_t bytes) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAddressReserve(&address, bytes, 0, 0, 0) == CUDA_SUCCESS);
+    return address;
+}
+
+inline CUdeviceptr allocate(std::size_t bytes) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAlloc(&address, bytes) == CUDA_SUCCESS);
+    return address;
+}
+
+inline CUdeviceptr allocate_async(CUstream stream, std::size_t bytes) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocAsync(&address, bytes, stream) == CUDA_SUCCESS);
+    return address;
+}
+
+[[nodiscard]] inline CUdeviceptr allocate_from(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAllocFromPoolAsync(&address, bytes, pool, stream) == CUDA_SUCCESS);
+    return address;
+}
+
+[[nodiscard]] inline CUmemoryPool default_pool(CUdevice device) {
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS);
+    return pool;
+}
+
+/// Of the first device.
+[[nodiscard]] inline CUmemoryPool make_pool(std::size_t most_bytes = 0) {
+    CUmemPoolProps properties{};
+    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    properties.maxSize = most_bytes;
+    CUmemoryPool pool = nullptr;
+    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
+    return pool;
+}
+
+[[nodiscard]] inline cuuint64_t number(CUmemoryPool pool, CUmemPool_attribute attribute) {
+    cuuint64_t value = 0;
+    REQUIRE(cuMemPoolGetAttribute(pool, attribute, &value) == CUDA_SUCCESS);
+    return value;
+}
+
+inline void set(CUmemoryPool pool, CUmemPool_attribute attribute, cuuint64_t value) {
+    REQUIRE(cuMemPoolSetAttribute(pool, attribute, &value) == CUDA_SUCCESS);
+}
+
 template <class Element>
 std::vector<Element> read(CUdeviceptr address, std::size_t count) {
     std::vector<Element> out(count);

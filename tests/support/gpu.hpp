@@ -63,6 +63,13 @@ private:
     CUcontext context_ = nullptr;
 };
 
+/// Memory of the agent under a tag, on device 0, that the test frees.
+[[nodiscard]] inline void* allocate_tagged(const char* tag, Bytes bytes) {
+    void* memory = nullptr;
+    check(gpu_sleep_alloc(&memory, bytes, 0, tag));
+    return memory;
+}
+
 /// Memory of the agent under a tag, freed when destroyed. Its copies need the context of any device that may
 /// access it.
 class TaggedMemory {

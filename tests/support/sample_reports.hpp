@@ -4,9 +4,19 @@
 
 #pragma once
 
+#include "control/process_info.hpp"
 #include "model/model.hpp"
 
 namespace gpu_sleep::test {
+
+/// The server's process.
+inline control::Process sample_process() {
+    control::Process process;
+    process.pid = 4242;
+    process.inner_pid = 7;
+    process.command = "python3 serve.py";
+    return process;
+}
 
 inline model::TagReport sample_weights() {
     model::TagReport tag;

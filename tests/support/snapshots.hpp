@@ -124,10 +124,18 @@ write_snapshot(std::shared_ptr<const store::SnapshotDirectory> directory,
     return options;
 }
 
-/// A snapshot of them in `directory`.
+/// A snapshot of them in `directory`, or why there is none.
+[[nodiscard]] inline auto try_to_write(const Scratch& directory, MemoryContents& contents,
+                                       const WriteOptions& options = small_write()) {
+    return write_snapshot(opened(directory), contents.description, contents, options);
+}
+
+/// The same, which must not fail.
 [[nodiscard]] inline auto written(const Scratch& directory, MemoryContents& contents,
                                   const WriteOptions& options = small_write()) {
-    return write_snapshot(opened(directory), contents.description, contents, options);
+    auto snapshot = try_to_write(directory, contents, options);
+    REQUIRE(snapshot);
+    return snapshot;
 }
 
 [[nodiscard]] inline store::SnapshotReadOptions small_read(store::IoKind io = store::IoKind::automatic) {

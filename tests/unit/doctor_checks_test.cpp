@@ -6,6 +6,7 @@
 #include "doctor/diagnosis.hpp"
 
 #include "support/catch.hpp"
+#include "support/sample_reports.hpp"
 #include "support/tree.hpp"
 
 #include <nlohmann/json.hpp>
@@ -17,6 +18,7 @@ namespace {
 
 using cli::doctor::render;
 using cli::doctor::to_json;
+using test::sample_process;
 
 driver::GpuSetup good_gpu(int index) {
     driver::GpuSetup gpu;
@@ -50,13 +52,6 @@ MachineFacts good_machine() {
     kernel.host_total = 1024 * k_gib;
     kernel.headroom = {800 * k_gib, "free host memory"};
     return machine;
-}
-
-control::Process sample_process() {
-    control::Process process;
-    process.pid = 4242;
-    process.command = "python3 serve.py";
-    return process;
 }
 
 /// A process with an agent that sees all, and would free 16 GiB.
@@ -314,6 +309,7 @@ TEST_CASE("Doctor: what would refuse a sleep is bad", "[doctor]") {
     rehearsal_of(process).refusal_code.reset();
     rehearsal_of(process).refusal = "the program holds sleeps back";
     check_bad(process, "sleep", "the program holds sleeps back");
+    CHECK_FALSE(has(said(judged(process), "reach", Level::bad), "holds sleeps back"));
     process = good_process();
     process.rehearsal = model::Failure{make_error(ErrorCode::out_of_host_memory, "too little"), {}};
     check_bad(process, "sleep", "a sleep would fail: too little", 8);

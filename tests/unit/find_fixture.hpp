@@ -24,6 +24,17 @@ inline void answer_status(const protocol::Request&, test::FakeConnection& connec
     return Finder(ProcFs(tree.proc()), tree.root());
 }
 
+/// With this process, which started at 99.
+struct OwnTree : test::ProcTree {
+    OwnTree() { add({.pid = ::getpid(), .start_time = 99}); }
+};
+
+/// To the agent of a process.
+[[nodiscard]] inline auto connect(const test::ProcTree& tree, pid_t pid = ::getpid()) {
+    auto finder = finder_of(tree);
+    return finder.connect(*finder.proc().read(pid));
+}
+
 /// The agent of this process, which started at 99, with the pid that its own namespace has for it.
 [[nodiscard]] inline test::FakeAgent add_agent(const test::ProcTree& tree, pid_t pid = ::getpid()) {
     return {tree.add_agent_directory(k_directory) / agent_socket_name(pid, 99), answer_status};

@@ -118,8 +118,7 @@ TEST_CASE("Find: an agent is found by its process's inner pid and start time", "
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .inner_pid = 7, .start_time = 99});
     const auto agent = add_agent(tree, 7);
-    auto finder = finder_of(tree);
-    CHECK(finder.connect(*finder.proc().read(::getpid())));
+    CHECK(connect(tree));
 }
 
 TEST_CASE("Find: leftovers of an earlier process are passed over, and removed when nobody listens",
@@ -140,8 +139,7 @@ TEST_CASE("Find: leftovers of an earlier process are passed over, and removed wh
     CHECK(fs::exists(directory / agent_socket_name(7, 97)));
 
     test::leave_stale_socket(directory / agent_socket_name(7, 99)); // it may be about to listen
-    auto again = finder_of(tree);
-    CHECK(code_of(again.connect(*again.proc().read(::getpid()))) == ErrorCode::no_agent);
+    CHECK(code_of(connect(tree)) == ErrorCode::no_agent);
     CHECK(fs::exists(directory / agent_socket_name(7, 99)));
 }
 
@@ -150,64 +148,51 @@ TEST_CASE("Find: a socket of another process does not pass for the agent's", "[f
     tree.add({.pid = 1, .start_time = 99}); // the listener is this process, not process 1
     const test::FakeAgent impostor(tree.add_agent_directory(k_directory) / agent_socket_name(1, 99),
                                    answer_status);
-    auto finder = finder_of(tree);
-    CHECK(code_of(finder.connect(*finder.proc().read(1))) == ErrorCode::no_agent);
+    CHECK(code_of(connect(tree, 1)) == ErrorCode::no_agent);
 }
 
 TEST_CASE("Find: only private directories of the process's user count, and links do not", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     const auto elsewhere = tree.root() / "elsewhere";
     fs::create_directory(elsewhere);
     fs::permissions(elsewhere, fs::perms::owner_all);
     const test::FakeAgent agent(elsewhere / agent_socket_name(::getpid(), 99), answer_status);
-    const auto find = [&] {
-        auto finder = finder_of(tree);
-        return finder.connect(*finder.proc().read(::getpid()));
-    };
-    CHECK(code_of(find()) == ErrorCode::no_agent);
+    CHECK(code_of(connect(tree)) == ErrorCode::no_agent);
     const auto place = tree.root() / "tmp" / k_directory;
     fs::create_directory_symlink(elsewhere, place);
-    CHECK(code_of(find()) == ErrorCode::no_agent);
+    CHECK(code_of(connect(tree)) == ErrorCode::no_agent);
     fs::remove(place);
     fs::rename(elsewhere, place);
-    CHECK(find());
+    CHECK(connect(tree));
     fs::permissions(place, fs::perms::owner_all | fs::perms::group_exec);
-    CHECK(code_of(find()) == ErrorCode::no_agent);
+    CHECK(code_of(connect(tree)) == ErrorCode::no_agent);
     fs::permissions(place, fs::perms::owner_all);
     tree.add({.pid = ::getpid(), .uid = ::getuid() + 1, .start_time = 99});
-    CHECK(code_of(find()) == ErrorCode::no_agent);
+    CHECK(code_of(connect(tree)) == ErrorCode::no_agent);
 }
 
 TEST_CASE("Find: a link in the process's root does not lead out of it", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     const auto agent = add_agent(tree);
-    const auto find = [&] {
-        auto finder = finder_of(tree);
-        return finder.connect(*finder.proc().read(::getpid()));
-    };
     const auto tmp = tree.root() / "tmp";
     const auto moved = tree.root() / "private";
     fs::rename(tmp, moved);
     fs::create_directory_symlink("/private", tmp); // within the root, as on systems that put /tmp elsewhere
-    CHECK(find());
+    CHECK(connect(tree));
     fs::remove(tmp);
     fs::create_directory_symlink(moved, tmp); // by its path outside of the root
-    CHECK(code_of(find()) == ErrorCode::no_agent);
+    CHECK(code_of(connect(tree)) == ErrorCode::no_agent);
 }
 
 TEST_CASE("Find: a process whose root is gone has ended", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = 5});
     fs::remove(tree.proc() / "5" / "root");
-    auto finder = finder_of(tree);
-    CHECK(code_of(finder.connect(*finder.proc().read(5))) == ErrorCode::no_process);
+    CHECK(code_of(connect(tree, 5)) == ErrorCode::no_process);
 }
 
 TEST_CASE("Find: a process whose first thread has ended is found by another", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     const auto directory = tree.proc() / std::to_string(::getpid());
     const auto agent = add_agent(tree);
     const ProcFs proc(tree.proc());
@@ -219,14 +204,12 @@ TEST_CASE("Find: a process whose first thread has ended is found by another", "[
     fs::create_directory_symlink(tree.root(), directory / "task" / "5" / "root");
     fs::create_symlink("/bin/program", directory / "task" / "5" / "exe");
     CHECK(proc.is_running(*proc.read(::getpid())));
-    auto finder = finder_of(tree);
-    CHECK(finder.connect(*finder.proc().read(::getpid())));
+    CHECK(connect(tree));
 }
 
 TEST_CASE("Find: thousands of directories with the name cost no descriptors, and hide nobody", "[find]") {
     constexpr rlim_t k_few = 16; // besides those that are open
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     for (int i = 0; i < 3'000; ++i)
         static_cast<void>(tree.add_agent_directory(fmt::format("gpu-sleep-{}.{}", ::getuid(), i)));
     const test::FakeAgent agent(
@@ -236,27 +219,23 @@ TEST_CASE("Find: thousands of directories with the name cost no descriptors, and
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
     const rlimit few{static_cast<rlim_t>(last.get()) + k_few, before.rlim_max};
     REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
-    auto finder = finder_of(tree);
-    const auto socket = finder.connect(*finder.proc().read(::getpid()));
+    const auto socket = connect(tree);
     REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
     INFO((socket ? "" : socket.error().message));
     CHECK(socket);
 }
 
 TEST_CASE("Find: of many leftovers of one pid, the process's own socket is tried first", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     const auto directory = tree.add_agent_directory(k_directory);
     for (std::uint64_t i = 0; i < 200; ++i)
         test::leave_stale_socket(directory / agent_socket_name(::getpid(), 1000 + i));
     const test::FakeAgent agent(directory / agent_socket_name(::getpid(), 99), answer_status);
-    auto finder = finder_of(tree);
-    CHECK(finder.connect(*finder.proc().read(::getpid())));
+    CHECK(connect(tree));
 }
 
 TEST_CASE("Find: a process with another root is found by that of the thread that listens", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     const auto agent = add_agent(tree);
     const auto directory = tree.proc() / std::to_string(::getpid());
     const auto jail = tree.root() / "jail";
@@ -272,12 +251,10 @@ TEST_CASE("Find: a process with another root is found by that of the thread that
 }
 
 TEST_CASE("Find: why there is no connection tells an agent that cannot be reached from none", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     const auto directory = "proc/" + std::to_string(::getpid());
     const auto why_not = [&] {
-        auto finder = finder_of(tree);
-        const auto socket = finder.connect(*finder.proc().read(::getpid()));
+        const auto socket = connect(tree);
         REQUIRE_FALSE(socket);
         return socket.error();
     };
@@ -299,8 +276,7 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
 }
 
 TEST_CASE("Find: an agent that begins after others were looked for is found", "[find]") {
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     tree.write("proc/" + std::to_string(::getpid()) + "/task/5/comm", "gpu-sleep-ctl\n");
     auto finder = finder_of(tree);
     const auto process = *finder.proc().read(::getpid());

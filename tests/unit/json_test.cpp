@@ -13,18 +13,7 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace gpu_sleep::control;
 using nlohmann::json;
-
-namespace {
-
-Process sample_process() {
-    Process process;
-    process.pid = 4242;
-    process.inner_pid = 7;
-    process.command = "python3 serve.py";
-    return process;
-}
-
-} // namespace
+using test::sample_process;
 
 TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
     const auto value = json::parse(to_json("gpu-sleep", {{sample_process(), test::sample_sleep_in_files()}}));

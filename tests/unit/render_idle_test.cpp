@@ -12,23 +12,12 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace gpu_sleep::control;
 
-namespace {
-
-Process idle_process() {
-    Process process;
-    process.pid = 4242;
-    process.command = "python3 serve.py";
-    return process;
-}
-
-} // namespace
-
 TEST_CASE("Render: the listing says how long what is awake has been idle", "[render]") {
     const auto state = [](model::State how, std::optional<double> idle) {
         auto report = test::sample_status();
         report.state = how;
         report.idle_seconds = idle;
-        return test::Printed(render_listing({{idle_process(), report}})).rows.at(0).at("STATE");
+        return test::Printed(render_listing({{test::sample_process(), report}})).rows.at(0).at("STATE");
     };
     CHECK(state(model::State::awake, 843) == "awake 1 h 0 min, idle 14 min 3 s");
     CHECK(state(model::State::partial, 843) == "partly asleep 1 h 0 min, idle 14 min 3 s");
@@ -39,11 +28,11 @@ TEST_CASE("Render: the listing says how long what is awake has been idle", "[ren
 
 TEST_CASE("Render: whether sleeps are inhibited is a line", "[render]") {
     auto report = test::sample_status();
-    CHECK(render_inhibition(idle_process(), report) == "4242 llama: sleeps are not inhibited\n");
+    CHECK(render_inhibition(test::sample_process(), report) == "4242 llama: sleeps are not inhibited\n");
     report.inhibited = true;
-    CHECK(render_inhibition(idle_process(), report) == "4242 llama: sleeps are inhibited\n");
+    CHECK(render_inhibition(test::sample_process(), report) == "4242 llama: sleeps are inhibited\n");
     report.inhibited_seconds = 14'340;
-    CHECK(render_inhibition(idle_process(), report) ==
+    CHECK(render_inhibition(test::sample_process(), report) ==
           "4242 llama: sleeps are inhibited for another 3 h 59 min\n");
 }
 
@@ -51,7 +40,9 @@ TEST_CASE("Render: why a process sleeps or not, and how long it would take to wa
     auto report = test::sample_status();
     report.idle_seconds = 843;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 12 * k_gib, 3 * k_gib, 0, 0, 0}};
-    const auto lines = [&] { return test::Printed(render_reasons(idle_process(), report)).sentences; };
+    const auto lines = [&] {
+        return test::Printed(render_reasons(test::sample_process(), report)).sentences;
+    };
     CHECK(lines() ==
           std::vector<std::string>{"4242 llama: awake 1 h 0 min", "it last worked 14 min 3 s ago",
                                    "a sleep would free 15.0 GiB", "nothing prevents it",

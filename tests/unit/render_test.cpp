@@ -19,22 +19,15 @@ using namespace gpu_sleep::control;
 namespace {
 
 using test::Printed;
+using test::sample_process;
 using PrintedRow = Printed::Row;
 using Sentences = std::vector<std::string>;
-
-Process listed_process() {
-    Process process;
-    process.pid = 4242;
-    process.uid = 0;
-    process.command = "python3 serve.py";
-    return process;
-}
 
 } // namespace
 
 // The layout, character by character; the tests around it read by meaning.
 TEST_CASE("Render: the listing has a line for each process and each of its tags", "[render]") {
-    auto other = listed_process();
+    auto other = sample_process();
     other.pid = 77;
     other.command = "python3 train.py";
     auto status = test::sample_status();
@@ -42,7 +35,7 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
     auto asleep = test::sample_sleep();
     asleep.name.clear();
     asleep.state_seconds = 125;
-    const auto text = render_listing({{listed_process(), status}, {other, asleep}, {other, Error{}}});
+    const auto text = render_listing({{sample_process(), status}, {other, asleep}, {other, Error{}}});
     CHECK(
         text ==
         R"( PID  USER  NAME              STATE             TAG       DEVICE     BYTES  WHERE                            POLICY
@@ -59,7 +52,7 @@ TEST_CASE("Render: the listing has a line for each process and each of its tags"
 TEST_CASE("Render: the listing says what is in files", "[render]") {
     auto report = test::sample_sleep_in_files();
     report.tags.pop_back();
-    const auto listed = [&] { return Printed(render_listing({{listed_process(), report}})); };
+    const auto listed = [&] { return Printed(render_listing({{sample_process(), report}})); };
     auto printed = listed();
     CHECK(printed.sentences.empty());
     REQUIRE(printed.rows.size() == 2);
@@ -91,7 +84,7 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
     awake.tags.pop_back();
     awake.intercepts = true;
     awake.notes = {"a sentence of the agent"};
-    const Printed asleep(render_listing({{listed_process(), intercepted}}));
+    const Printed asleep(render_listing({{sample_process(), intercepted}}));
     REQUIRE(asleep.rows.size() == 2);
     CHECK(asleep.rows[0].at("STATE") == "asleep 2 min 5 s");
     CHECK(asleep.rows[1].at("WHERE") == "host");
@@ -102,18 +95,18 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
                     "stays on GPU 0: managed 1.00 GiB in 3 allocations (the driver moves it by itself)",
                     "stays on GPU 1: array 4.00 KiB in 1 allocation",
                     "a wake of weights, kv_cache has waited 12.50 s for GPU memory: too little"});
-    const Printed both(render_listing({{listed_process(), intercepted}, {listed_process(), awake}}));
+    const Printed both(render_listing({{sample_process(), intercepted}, {sample_process(), awake}}));
     REQUIRE(both.rows.size() == 4);
     CHECK(both.rows[2].at("STATE") == "awake 1 h 0 min");
     for (const int row : {2, 3}) CHECK(both.rows[static_cast<std::size_t>(row)].at("WHERE") == "GPU");
-    auto from_notebook = listed_process();
+    auto from_notebook = sample_process();
     from_notebook.origin.notebook = "work/a.ipynb";
     CHECK(Printed(render_listing({{from_notebook, awake}})).sentences.at(0) == "notebook work/a.ipynb");
-    const Printed in_full(render_listing({{listed_process(), intercepted}}, Detail::all));
+    const Printed in_full(render_listing({{sample_process(), intercepted}}, Detail::all));
     REQUIRE(in_full.sentences.size() == asleep.sentences.size() + 1);
     CHECK(in_full.sentences[4] == "cannot sleep deeply: it has managed memory");
     intercepted.notes = {"it has managed memory, says a note"};
-    CHECK(Printed(render_listing({{listed_process(), intercepted}}, Detail::all)).sentences[4] ==
+    CHECK(Printed(render_listing({{sample_process(), intercepted}}, Detail::all)).sentences[4] ==
           "cannot sleep deeply");
     REQUIRE(both.sentences.size() == asleep.sentences.size() + 2);
     CHECK(both.sentences[5] == "gate open; once asleep, work on the GPU waits");
@@ -123,18 +116,18 @@ TEST_CASE("Render: the listing says how the gate stands and what stays with the 
 TEST_CASE("Render: the listing says how long a pass over what runs from host memory takes", "[render]") {
     auto report = test::sample_sleep();
     report.tags.at(0).host_backed = 4 * k_gib;
-    CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all)).sentences.empty());
-    CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all, 64.0 * k_gib)).sentences ==
+    CHECK(Printed(render_listing({{sample_process(), report}}, Detail::all)).sentences.empty());
+    CHECK(Printed(render_listing({{sample_process(), report}}, Detail::all, 64.0 * k_gib)).sentences ==
           Sentences{"runs from host memory: reading it once over PCIe takes at least 62.5 ms"});
     report.tags.at(0).host_backed = 0;
-    CHECK(Printed(render_listing({{listed_process(), report}}, Detail::all, 64.0 * k_gib)).sentences.empty());
+    CHECK(Printed(render_listing({{sample_process(), report}}, Detail::all, 64.0 * k_gib)).sentences.empty());
 }
 
 TEST_CASE("Render: the listing says of a deep sleeper what the driver took, and what is left", "[render]") {
     auto report = test::sample_sleep();
     report.deep = true;
     report.deep_bytes = k_gib;
-    control::Outcome outcome{listed_process(), report};
+    control::Outcome outcome{sample_process(), report};
     outcome.gpu_bytes = 0;
     Printed printed(render_listing({outcome}));
     CHECK(printed.rows.at(0).at("STATE") == "deeply asleep 0 us");
@@ -150,7 +143,7 @@ TEST_CASE("Render: the listing says what the driver holds of a process without a
     report.state = model::State::asleep;
     report.host_bytes = 3 * k_gib;
     const Printed printed(
-        render_listing({{listed_process(), report, model::Operation::status, false, true}}));
+        render_listing({{sample_process(), report, model::Operation::status, false, true}}));
     REQUIRE(printed.rows.size() == 1);
     CHECK(printed.rows[0].at("BYTES") == "3.00 GiB");
     CHECK(printed.rows[0].at("WHERE") == "host");
@@ -162,7 +155,7 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
     report.on_touch = model::OnTouch::fail;
     report.waiting = report.touches = 0;
     report.dropped_without_refill.clear();
-    const Printed printed(render_operation(listed_process(), report));
+    const Printed printed(render_operation(sample_process(), report));
     CHECK(printed.rows.size() == 2);
     CHECK(printed.sentences ==
           Sentences{"4242 llama is asleep at level 1 after 0.46 s:",
@@ -174,7 +167,7 @@ TEST_CASE("Render: a sleep says what stays, and what touching it does", "[render
 TEST_CASE("Render: a sleep in files names their directories", "[render]") {
     auto report = test::sample_sleep_in_files();
     report.dropped_without_refill.clear();
-    const auto said = [&] { return Printed(render_operation(listed_process(), report)).sentences.at(1); };
+    const auto said = [&] { return Printed(render_operation(sample_process(), report)).sentences.at(1); };
     const std::string size = ": 5.00 GiB, 3.00 GiB on disk";
     CHECK(said() == "contents in files in /fast/ann" + size);
     report.directories.emplace_back("/slow\n");
@@ -188,7 +181,7 @@ TEST_CASE("Render: a sleep of some tags that shuts the gate says what lets the r
     report.gate = model::GateState::shut;
     model::SleepRequest request;
     const auto says_it = [&] {
-        return render_operation(listed_process(), report, &request).find("--gate checked") !=
+        return render_operation(sample_process(), report, &request).find("--gate checked") !=
                std::string::npos;
     };
     CHECK_FALSE(says_it());
@@ -203,7 +196,7 @@ TEST_CASE("Render: a sleep of some tags that shuts the gate says what lets the r
 
 // The layout, character by character; the tests around it read by meaning.
 TEST_CASE("Render: a sleep names what each device gave back, kept and dropped", "[render]") {
-    CHECK(render_operation(listed_process(), test::sample_sleep()) ==
+    CHECK(render_operation(sample_process(), test::sample_sleep()) ==
           R"(4242 llama is asleep at level 1 after 0.46 s:
   DEVICE                FREED      KEPT   DROPPED  USED BY ALL
   GPU 0 NVIDIA H200  15.0 GiB  15.0 GiB       0 B     25.0 GiB
@@ -217,23 +210,23 @@ TEST_CASE("Render: what others free and take meanwhile is not said of a process"
     auto report = test::sample_sleep();
     report.devices.resize(1);
     report.devices[0].free_after += 7 * k_gib;
-    const Printed slept(render_operation(listed_process(), report));
+    const Printed slept(render_operation(sample_process(), report));
     CHECK(slept.rows.at(0).at("FREED") == "15.0 GiB");
     report.operation = model::Operation::wake;
     report.devices[0].free_after = 0;
-    const Printed woken(render_operation(listed_process(), report));
+    const Printed woken(render_operation(sample_process(), report));
     CHECK(woken.rows.at(0).at("TAKEN") == "15.0 GiB");
 }
 
 TEST_CASE("Render: of several the total is said, what the driver has taken among it", "[render]") {
     auto report = test::sample_sleep(); // 39 GiB
-    std::vector<control::Outcome> outcomes{{listed_process(), report}};
+    std::vector<control::Outcome> outcomes{{sample_process(), report}};
     CHECK(render_total(outcomes).empty());
     report.deep_bytes = k_gib;
-    outcomes.push_back({listed_process(), report});
+    outcomes.push_back({sample_process(), report});
     CHECK(render_total(outcomes) == "79.0 GiB of GPU memory freed in all\n");
     report.changed = false;
-    outcomes.push_back({listed_process(), report}); // slept already
+    outcomes.push_back({sample_process(), report}); // slept already
     CHECK(render_total(outcomes) == "79.0 GiB of GPU memory freed in all\n");
 }
 
@@ -243,7 +236,7 @@ TEST_CASE("Render: a wake names what each device took and got back", "[render]")
     report.changed = true;
     report.times.total = 0.31;
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 115 * k_gib, 100 * k_gib, 140 * k_gib}};
-    const Printed printed(render_operation(listed_process(), report));
+    const Printed printed(render_operation(sample_process(), report));
     CHECK(printed.sentences == Sentences{"4242 llama is awake after 0.31 s:"});
     REQUIRE(printed.rows.size() == 1);
     CHECK(printed.rows[0] == PrintedRow{{"DEVICE", "GPU 0 NVIDIA H200"},
@@ -257,7 +250,7 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
     auto report = test::sample_sleep();
     report.dry_run = true;
     report.changed = false;
-    const Printed printed(render_operation(listed_process(), report));
+    const Printed printed(render_operation(sample_process(), report));
     CHECK(printed.sentences == Sentences{"4242 llama would sleep at level 1; nothing was changed:",
                                          "would drop with no declared refill: kv_cache",
                                          "a sentence of the agent"});
@@ -273,28 +266,28 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
                                         {"DROP", "24.0 GiB"},
                                         {"USED BY ALL", "-"}});
     refuse(report, "sleeps are inhibited");
-    CHECK(Printed(render_operation(listed_process(), report)).sentences.front() ==
+    CHECK(Printed(render_operation(sample_process(), report)).sentences.front() ==
           "4242 llama would not sleep at level 1; nothing was changed:");
 }
 
 TEST_CASE("Render: what was so already is said to be so", "[render]") {
     model::Report report;
     report.operation = model::Operation::wake;
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py holds no memory that could sleep; nothing to do\n");
     report.tags = {test::sample_weights()};
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py is already awake, as asked; nothing to do\n");
     report.operation = model::Operation::sleep;
     report.state = model::State::asleep;
-    CHECK(render_operation(listed_process(), report, nullptr, true) ==
+    CHECK(render_operation(sample_process(), report, nullptr, true) ==
           "4242 python3 serve.py is asleep, so nothing moved; wake it first\n");
     report.state = model::State::partial;
-    CHECK(render_operation(listed_process(), report, nullptr, true) ==
+    CHECK(render_operation(sample_process(), report, nullptr, true) ==
           "4242 python3 serve.py is already partly asleep, as asked; nothing to do\n");
     report.state = model::State::awake;
     report.notes = {"it is not idle"};
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py stays awake; nothing was changed:\n  it is not idle\n");
 }
 
@@ -304,43 +297,43 @@ TEST_CASE("Render: a pause says that it frees nothing, and its end that work goe
     report.level = model::Level::pause;
     report.times.total = 0.5;
     report.dry_run = true;
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py would be paused, which frees nothing; nothing was changed\n");
     model::SleepRequest pause;
     pause.level = report.level;
-    CHECK(render_together({{listed_process(), report}, {listed_process(), report}}, &pause) ==
+    CHECK(render_together({{sample_process(), report}, {sample_process(), report}}, &pause) ==
           "2 processes would be paused; 0 B of GPU memory would be freed; nothing was changed\n");
     report.dry_run = false;
     report.changed = true;
     report.state = model::State::paused;
     report.gate = model::GateState::shut;
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py is paused after 0.50 s:\n  gate shut: work on the GPU waits\n");
     report.state = model::State::partial;
     report.notes = {"it is paused as well"};
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py is partly asleep after 0.50 s:\n  gate shut: work on the GPU waits\n"
           "  it is paused as well\n");
     report.state = model::State::paused;
     report.notes.clear();
     report.changed = false;
     report.gate = model::GateState::open;
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py is already paused, as asked; nothing to do\n");
     report.operation = model::Operation::wake;
     report.dry_run = true;
-    CHECK(render_operation(listed_process(), report) ==
+    CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py would wake; nothing was changed\n");
     report.dry_run = false;
     report.changed = true;
     report.state = model::State::awake;
-    CHECK(render_operation(listed_process(), report) == "4242 python3 serve.py is awake after 0.50 s\n");
+    CHECK(render_operation(sample_process(), report) == "4242 python3 serve.py is awake after 0.50 s\n");
 }
 
 TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[render]") {
     const auto error = make_error(ErrorCode::out_of_device_memory, "needs 61.2 GiB on GPU 0, 40.1 GiB free");
     CHECK(
-        render_error("gpu-wake", "wake " + title(listed_process()), error) ==
+        render_error("gpu-wake", "wake " + title(sample_process()), error) ==
         "gpu-wake: cannot wake 4242 (python3 serve.py): needs 61.2 GiB on GPU 0, 40.1 GiB free\n"
         "  now: free GPU memory, retry with --wait 60s, or put other processes to sleep with --make-room\n");
     CHECK(render_error("gpu-reclaim", "free 1 GiB on GPU 0", error)
@@ -349,7 +342,7 @@ TEST_CASE("Render: an error says what failed, for whom, why, and what to do", "[
 }
 
 TEST_CASE("Render: a sentence names its process or file once", "[render]") {
-    const auto subject = title(listed_process());
+    const auto subject = title(sample_process());
     const auto said = [&](const std::string& message) {
         return without(subject, make_error(ErrorCode::no_agent, "{}", message)).message;
     };
@@ -373,7 +366,7 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK(advice("gpu-wake", ErrorCode::out_of_device_memory).find("--wait 60s") != std::string::npos);
     CHECK(advice("gpu-sleep", ErrorCode::out_of_device_memory).find("gpu-wake") == std::string::npos);
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
-    const control::Outcome waited{listed_process(), error, model::Operation::wake, true};
+    const control::Outcome waited{sample_process(), error, model::Operation::wake, true};
     CHECK(render_error("gpu-wake", "wake 1", error, &waited) ==
           "gpu-wake: cannot wake 1: no\n"
           "  now: free GPU memory, or give gpu-wake --make-room or a longer --wait\n"
@@ -420,22 +413,22 @@ TEST_CASE("Render: a wake that waits is listed, and that of a touch is left to i
     auto status = test::sample_status();
     status.wakes_waiting = {
         {{"weights"}, false, 12.5, "needs more"}, {{}, false, 3, ""}, {{"x"}, true, 1, ""}};
-    const auto text = render_listing({{listed_process(), status}});
+    const auto text = render_listing({{sample_process(), status}});
     CHECK(text.find("a wake of weights has waited 12.50 s for GPU memory: needs more\n") !=
           std::string::npos);
     CHECK(text.find("a wake of all tags has waited 3.00 s for GPU memory\n") != std::string::npos);
     CHECK(text.find("of x") == std::string::npos);
     status.wakes_waiting = {{{}, true, 3, "short", 2}, {{"y"}, false, 1, "", 11}};
-    const auto lines = render_listing({{listed_process(), status}});
+    const auto lines = render_listing({{sample_process(), status}});
     CHECK(lines.find("a wake of all tags has waited 3.00 s for room, 2nd in the queue: short\n") !=
           std::string::npos);
     CHECK(lines.find("a wake of y has waited 1.00 s for room, 11th in the queue\n") != std::string::npos);
     status.notes = {"it could not wake: short"};
-    CHECK(render_listing({{listed_process(), status}}).find("2nd in the queue\n") != std::string::npos);
+    CHECK(render_listing({{sample_process(), status}}).find("2nd in the queue\n") != std::string::npos);
 }
 
 TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, nor add lines", "[render]") {
-    auto process = listed_process();
+    auto process = sample_process();
     process.command = test::hostile_text();
     auto unnamed = test::sample_status();
     unnamed.name.clear();

@@ -22,7 +22,6 @@ struct Closed {
         contents.add("weights", test::random_bytes(50'000));
         contents.description.owner = on_overlay ? ProcessIdentity{::getpid(), *own_start_time()} : k_nobody;
         auto made = test::written(directory, contents);
-        REQUIRE(made);
         snapshot.emplace(*std::move(made));
         path = snapshot->file.path();
         numbers = test::descriptors_in(directory.path());

@@ -160,7 +160,6 @@ TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends
     const Scratch directory;
     test::SampleContents contents;
     const auto snapshot = test::written(directory, contents);
-    REQUIRE(snapshot);
     const auto queue = open_io_queue();
     REQUIRE(queue);
     const auto count = snapshot->header.rows.size();
@@ -187,7 +186,6 @@ TEST_CASE("Snapshots: a read that the kernel fails is an error, not damage", "[s
     const Scratch directory;
     MemoryContents contents("weights", test::random_bytes(50'000));
     const auto snapshot = test::written(directory, contents);
-    REQUIRE(snapshot);
     const auto options = small_read(store::IoKind::threads);
     const auto bytes = snapshot->header.rows.front().stored_bytes;
     Result<void> done;

@@ -41,7 +41,7 @@ TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "
         FullDisk disk(**queue, i);
         auto options = small_write();
         options.queue = &disk;
-        const auto snapshot = test::written(directory, contents, options);
+        const auto snapshot = test::try_to_write(directory, contents, options);
         CHECK(snapshot.error().code == ErrorCode::out_of_disk);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
@@ -70,7 +70,7 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     };
     SECTION("and fails where that is too little") {
         host_memory = GENERATE(Bytes{0}, 3 * k_mib, 8 * k_mib, 16 * k_mib);
-        const auto failed = test::written(disk.directory(), contents, options);
+        const auto failed = test::try_to_write(disk.directory(), contents, options);
         REQUIRE_FALSE(failed);
         CHECK(failed.error().code == ErrorCode::out_of_host_memory);
         CHECK(failed.error().message.find("limited by a test") != std::string::npos);
@@ -81,19 +81,19 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         options.memory.patience = std::chrono::hours(1);
         std::atomic<int> asked{0};
         headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
-        CHECK(test::written(disk.directory(), contents, options));
+        CHECK(test::try_to_write(disk.directory(), contents, options));
     }
     SECTION("and waits no longer than its contents come") {
         options.memory.patience = std::chrono::hours(1);
         headroom = [] { return Headroom{0, "a test"}; };
         contents.fails_at = 1;
-        CHECK(test::written(disk.directory(), contents, options).error().code == ErrorCode::driver_failed);
+        CHECK(test::try_to_write(disk.directory(), contents, options).error().code ==
+              ErrorCode::driver_failed);
     }
     SECTION("and is written where that is enough") {
         host_memory = 24 * k_mib;
         options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
         const auto written = test::written(disk.directory(), contents, options);
-        REQUIRE(written);
         const auto reader = SnapshotReader::open(written->file, written->header);
         REQUIRE(reader);
         CHECK(reader->read(contents, small_read()));
@@ -174,14 +174,13 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
     Bytes needed = 0;
     {
         const auto whole = test::written(disk.directory(), contents);
-        REQUIRE(whole);
         needed = whole->header.file_bytes;
     }
     bool has_failed_at_header = false;
     for (Bytes bytes = k_alignment; bytes <= needed; bytes += k_alignment) {
         INFO(bytes << " of " << needed);
         REQUIRE(disk.resize(bytes));
-        const auto snapshot = test::written(disk.directory(), contents);
+        const auto snapshot = test::try_to_write(disk.directory(), contents);
         CHECK(contents.is_quiet());
         if (bytes == needed) {
             REQUIRE(snapshot);
@@ -199,7 +198,7 @@ TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
     const SmallDisk disk("size=16m,nr_inodes=1"); // its directory's
     if (!disk) return test::skip_without_right("mount a file system");
     MemoryContents contents("weights", test::random_bytes(5000));
-    const auto snapshot = test::written(disk.directory(), contents);
+    const auto snapshot = test::try_to_write(disk.directory(), contents);
     CHECK(snapshot.error().code == ErrorCode::out_of_disk);
     CHECK(contents.is_quiet());
     CHECK(disk.directory().file_count() == 0);

@@ -23,7 +23,6 @@ TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past th
     auto options = small_write(io);
     options.direct = direct;
     const auto snapshot = test::written(directory, contents, options);
-    REQUIRE(snapshot);
     CHECK(contents.is_quiet());
     CHECK(contents.most_out <= 6);
     const bool by_name = GENERATE(true, false);
@@ -43,7 +42,6 @@ TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") 
     const Scratch directory;
     test::SampleContents contents;
     const auto snapshot = test::written(directory, contents);
-    REQUIRE(snapshot);
     const auto reader = SnapshotReader::open(snapshot->file.path());
     REQUIRE(reader);
     auto options = small_read();
@@ -60,18 +58,15 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
     std::filesystem::path kept;
     {
         auto snapshot = test::written(directory, contents);
-        REQUIRE(snapshot);
         struct stat status = {};
         REQUIRE(::stat(snapshot->file.path().c_str(), &status) == 0);
         CHECK((status.st_mode & 07777) == 0600);
         CHECK(snapshot->file.name().kind == SnapshotName::Kind::sleeping);
         CHECK(directory.file_count() == 1);
         auto other = test::written(directory, contents);
-        REQUIRE(other);
         REQUIRE(other->file.keep());
         {
             auto given_up = test::written(directory, contents);
-            REQUIRE(given_up);
             REQUIRE(given_up->file.keep());
         }
         CHECK(directory.file_count() == 2);
@@ -90,7 +85,6 @@ TEST_CASE("Snapshots: a small bound for buffers still works, one chunk at a time
     auto options = small_write();
     options.buffer_bytes = k_mib;
     const auto snapshot = test::written(directory, contents, options);
-    REQUIRE(snapshot);
     CHECK(contents.most_out == 1);
     auto reading = small_read();
     reading.buffer_bytes = k_mib;
@@ -103,7 +97,6 @@ TEST_CASE("Snapshots: without extents", "[store]") {
     const Scratch directory;
     MemoryContents contents;
     const auto snapshot = test::written(directory, contents);
-    REQUIRE(snapshot);
     CHECK(read_all(snapshot->file.path(), contents));
 }
 
@@ -113,14 +106,13 @@ TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
     const auto count = places_of(contents.description.extents).size();
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
-        const auto snapshot = test::written(directory, contents);
+        const auto snapshot = test::try_to_write(directory, contents);
         CHECK(snapshot.error().code == ErrorCode::driver_failed);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
     }
     contents.fails_at = SIZE_MAX;
     const auto snapshot = test::written(directory, contents);
-    REQUIRE(snapshot);
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
         CHECK(read_all(snapshot->file.path(), contents).error().code == ErrorCode::driver_failed);
@@ -132,7 +124,6 @@ TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[st
     MemoryContents contents("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(100'000));
     auto snapshot = test::written(directory, contents);
-    REQUIRE(snapshot);
     const auto path = snapshot->file.path();
     const auto size = std::filesystem::file_size(path);
     std::filesystem::resize_file(path, size + 4096);
@@ -149,7 +140,6 @@ TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, 
     MemoryContents contents("weights", test::normal_bf16(100'000));
     contents.add("kv_cache", test::random_bytes(20'000));
     auto snapshot = test::written(directory, contents);
-    REQUIRE(snapshot);
     const auto path = snapshot->file.path();
     auto bytes = test::read_file(path);
     REQUIRE(read_all(path, contents));
@@ -171,8 +161,6 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
     options.direct = GENERATE(true, false);
     auto one = test::written(directory, contents, options);
     auto other = test::written(directory, contents, options);
-    REQUIRE(one);
-    REQUIRE(other);
     const auto path = one->file.path();
     SECTION("renamed") {
         std::filesystem::rename(path, path.string() + ".away");
@@ -203,8 +191,6 @@ TEST_CASE("Snapshots: another one that was written over it is noticed", "[store]
     MemoryContents contents("weights", test::random_bytes(5000));
     const auto one = test::written(directory, contents);
     const auto other = test::written(directory, contents);
-    REQUIRE(one);
-    REQUIRE(other);
     test::write_file(one->file.path(), test::read_file(other->file.path()));
     const auto reader = SnapshotReader::open(one->file, one->header);
     CHECK(reader.error().code == ErrorCode::damaged);

@@ -207,8 +207,7 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
           "[find]") {
     constexpr Milliseconds k_short{50};
     constexpr Milliseconds k_answered{30'000}; // as long as a busy machine may need
-    const test::ProcTree tree;
-    tree.add({.pid = ::getpid(), .start_time = 99});
+    const OwnTree tree;
     const auto environment = "proc/" + std::to_string(::getpid()) + "/environ";
     std::function<void()> ends; // what becomes of the process when it is asked; nothing, and it is silent
     const auto socket = tree.add_agent_directory(k_directory) / agent_socket_name(::getpid(), 99);

@@ -27,18 +27,21 @@ struct Scene {
     Together together;
     std::map<std::size_t, std::uint64_t> heard; ///< of let_through, by member
 
-    explicit Scene(std::size_t members, bool is_sleep = true, Milliseconds limit = Milliseconds{3'600'000})
+    static constexpr Milliseconds k_long{3'600'000};
+    explicit Scene(std::size_t members, bool is_sleep = true, Milliseconds limit = k_long)
         : together(members, is_sleep, now + limit) {}
 
     void say(std::size_t member, Phase phase, std::uint64_t held = 0) {
         together.hear(member, {phase, heard[member], 0, {}, held}, now);
     }
     /// All are asked, and have begun to drain.
-    void begin(std::size_t members) {
+    static Scene begun(std::size_t members, bool is_sleep = true, Milliseconds limit = k_long) {
+        Scene scene(members, is_sleep, limit);
         for (std::size_t i = 0; i < members; ++i) {
-            REQUIRE(together.next_to_ask() == i);
-            say(i, Phase::drain);
+            REQUIRE(scene.together.next_to_ask() == i);
+            scene.say(i, Phase::drain);
         }
+        return scene;
     }
     Words after(Milliseconds time) {
         now += time;
@@ -76,8 +79,7 @@ TEST_CASE("Together: nobody is asked any more once one has failed", "[together]"
 }
 
 TEST_CASE("Together: all prepare once all are drained, and commit once all are ready", "[together]") {
-    Scene scene(3);
-    scene.begin(3);
+    auto scene = Scene::begun(3);
     scene.say(0, Phase::drained);
     scene.say(1, Phase::drained);
     CHECK(scene.due().empty());
@@ -98,8 +100,7 @@ TEST_CASE("Together: all prepare once all are drained, and commit once all are r
 }
 
 TEST_CASE("Together: a member with nothing to do keeps nobody waiting", "[together]") {
-    Scene scene(3);
-    scene.begin(3);
+    auto scene = Scene::begun(3);
     scene.together.end(0, false); // awake already, say
     scene.say(1, Phase::ready);   // nothing to drain
     scene.say(2, Phase::drained);
@@ -110,8 +111,7 @@ TEST_CASE("Together: a member with nothing to do keeps nobody waiting", "[togeth
 }
 
 TEST_CASE("Together: where all are done before they were ready, nobody is told anything", "[together]") {
-    Scene scene(2);
-    scene.begin(2);
+    auto scene = Scene::begun(2);
     scene.together.end(0, false);
     scene.together.end(1, false);
     CHECK_FALSE(scene.together.all_are_ready());
@@ -119,8 +119,7 @@ TEST_CASE("Together: where all are done before they were ready, nobody is told a
 }
 
 TEST_CASE("Together: drained members let one through, and only while another is not drained", "[together]") {
-    Scene scene(3);
-    scene.begin(3);
+    auto scene = Scene::begun(3);
     scene.say(1, Phase::drained, 2);
     scene.say(2, Phase::drained, 0);
     CHECK(scene.due().empty());
@@ -136,8 +135,7 @@ TEST_CASE("Together: drained members let one through, and only while another is 
 }
 
 TEST_CASE("Together: nothing is let through while members come and go", "[together]") {
-    Scene scene(2);
-    scene.begin(2);
+    auto scene = Scene::begun(2);
     for (int i = 0; i < 20; ++i) {
         scene.say(1, Phase::drained, 1);
         CHECK(scene.after(Together::k_rest - Milliseconds(1)).empty());
@@ -146,8 +144,7 @@ TEST_CASE("Together: nothing is let through while members come and go", "[togeth
 }
 
 TEST_CASE("Together: members that are not drained let through only when nobody drained could", "[together]") {
-    Scene scene(2);
-    scene.begin(2);
+    auto scene = Scene::begun(2);
     CHECK(scene.after(Together::k_rest_of_undrained - Milliseconds(1)).empty());
     CHECK(scene.after(Milliseconds(1)) == to_all(2, Kind::let_through));
     CHECK(scene.after(Together::k_rest) == to_all(2, Kind::let_through));
@@ -163,19 +160,16 @@ TEST_CASE("Together: members that are not drained let through only when nobody d
 }
 
 TEST_CASE("Together: nothing is let through for a member that does not wait for its device", "[together]") {
-    Scene scene(2);
-    scene.begin(2);
+    auto scene = Scene::begun(2);
     scene.say(1, Phase::callbacks);
     CHECK(scene.after(Milliseconds(10'000)).empty());
     const auto wakes = GENERATE(false, true);
-    Scene other(1, !wakes);
-    other.begin(1);
+    auto other = Scene::begun(1, !wakes);
     CHECK(other.after(Milliseconds(10'000)).empty() == wakes);
 }
 
 TEST_CASE("Together: those that wait hear that the command lives", "[together]") {
-    Scene scene(2);
-    scene.begin(2);
+    auto scene = Scene::begun(2);
     scene.say(0, Phase::ready);
     scene.say(1, Phase::callbacks);
     CHECK(scene.due().empty());
@@ -183,8 +177,7 @@ TEST_CASE("Together: those that wait hear that the command lives", "[together]")
 }
 
 TEST_CASE("Together: all go back when the command was stopped for too long", "[together]") {
-    Scene scene(2);
-    scene.begin(2);
+    auto scene = Scene::begun(2);
     scene.say(0, Phase::ready);
     CHECK(scene.due().empty());
     scene.now += Together::k_longest_silence;
@@ -194,8 +187,7 @@ TEST_CASE("Together: all go back when the command was stopped for too long", "[t
 }
 
 TEST_CASE("Together: all go back when some are not ready in time", "[together]") {
-    Scene scene(2, true, Milliseconds(1'000));
-    scene.begin(2);
+    auto scene = Scene::begun(2, true, Milliseconds(1'000));
     scene.say(0, Phase::ready);
     CHECK(scene.together.next_time(scene.now) <= scene.now + Milliseconds(1'000));
     scene.now += Milliseconds(1'000);
@@ -315,8 +307,7 @@ TEST_CASE("Together: ranks that were stopped anywhere come to a common point, an
         const auto rank = random() % ranks; // runs ahead
         for (auto count = random() % 150; count > 0 && job.holds(rank); --count) job.submit(rank);
     }
-    Scene scene(ranks);
-    scene.begin(ranks);
+    auto scene = Scene::begun(ranks);
     const auto start = scene.now;
     const Milliseconds each_takes(GENERATE(0, 1, 2));
     struct Member {

@@ -165,8 +165,7 @@ TEST_CASE("Driver: calls of another thread break a capture as measured", "[drive
         CHECK_FALSE(broken_by(k_global, k_global, safe));
     }
     const UnsafeCall synchronize{"cuCtxSynchronize", [](CUstream) { return cuCtxSynchronize(); }};
-    CUevent event = nullptr;
-    REQUIRE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    auto* const event = make_event(CU_EVENT_DISABLE_TIMING);
     const UnsafeCall record{"cuCtxRecordEvent",
                             [&](CUstream) { return cuCtxRecordEvent(session.context, event); }};
     for (const auto mode : {k_global, k_local, k_relaxed}) {
@@ -307,8 +306,7 @@ TEST_CASE("Driver: a capture is over when another thread tries to end it", "[dri
     const Session session;
     const auto stream = make_stream();
     const auto outside = make_stream();
-    CUevent event = nullptr;
-    REQUIRE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    auto* const event = make_event(CU_EVENT_DISABLE_TIMING);
     REQUIRE(cuEventRecord(event, outside) == CUDA_SUCCESS);
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
     const auto elsewhere =
@@ -324,8 +322,7 @@ TEST_CASE("Driver: a capture does not wait for work outside of it", "[driver_rul
     const Session session;
     const auto stream = make_stream();
     const auto outside = make_stream();
-    CUevent event = nullptr;
-    REQUIRE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    auto* const event = make_event(CU_EVENT_DISABLE_TIMING);
     REQUIRE(cuEventRecord(event, outside) == CUDA_SUCCESS);
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
     CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
@@ -335,14 +332,12 @@ TEST_CASE("Driver: a capture does not wait for work outside of it", "[driver_rul
 
 TEST_CASE("Driver: a context that is destroyed while it captures", "[driver_rules]") {
     const Session session;
-    CUcontext context = nullptr;
-    REQUIRE(cuCtxCreate(&context, nullptr, 0, 0) == CUDA_SUCCESS);
+    auto* const context = make_context(0);
     const auto stream = make_stream();
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     REQUIRE(cuCtxDestroy(context) == CUDA_SUCCESS);
     if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
-    CUdeviceptr address = 0;
-    CHECK(cuMemAlloc(&address, 16) == CUDA_SUCCESS);
+    const auto address = allocate(16);
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
 }
 

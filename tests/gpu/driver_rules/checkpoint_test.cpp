@@ -104,8 +104,7 @@ private:
 // It is killed by its parent.
 TEST_CASE("child: obeys", "[.child]") {
     REQUIRE(cuInit(0) == CUDA_SUCCESS);
-    CUcontext context = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    auto* const context = retain_primary(0);
     REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
     auto& obedient = *new Obedient;
     say_ready();

@@ -72,8 +72,7 @@ TEST_CASE("Driver: copies of boxes, and of many pieces", "[driver_rules]") {
 TEST_CASE("Driver: peers", "[driver_rules]") {
     if (!has_two_devices()) return;
     const Session session;
-    CUcontext other = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&other, 1) == CUDA_SUCCESS);
+    auto* const other = retain_primary(1);
     const auto bytes = random_bytes(4096);
     {
         const Range here;

@@ -159,8 +159,7 @@ TEST_CASE("Driver: a launch that finds too little memory keeps what it found as 
           CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(is_kept());
     REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
-    CUcontext again = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS);
+    auto* const again = retain_primary(0);
     REQUIRE(cuCtxSetCurrent(again) == CUDA_SUCCESS);
     CHECK(is_kept());
     REQUIRE(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);

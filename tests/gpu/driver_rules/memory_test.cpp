@@ -65,8 +65,7 @@ TEST_CASE("Driver: memory lives as long as its handle or a mapping", "[driver_ru
 TEST_CASE("Driver: one handle mapped twice shows the same bytes", "[driver_rules]") {
     const Session session;
     const Range range;
-    CUdeviceptr second = 0;
-    REQUIRE(cuMemAddressReserve(&second, range.bytes, 0, 0, 0) == CUDA_SUCCESS);
+    const auto second = reserve(range.bytes);
     REQUIRE(cuMemMap(second, range.bytes, 0, range.handle(), 0) == CUDA_SUCCESS);
     REQUIRE(grant(second, range.bytes, 0, CU_MEM_ACCESS_FLAGS_PROT_READ) == CUDA_SUCCESS);
     REQUIRE(cuMemsetD32(range.address, 0x01020304, 8) == CUDA_SUCCESS);
@@ -82,8 +81,7 @@ TEST_CASE("Driver: one handle mapped twice shows the same bytes", "[driver_rules
 TEST_CASE("Driver: spans may have holes, but cut no mapping", "[driver_rules]") {
     const Session session;
     constexpr std::size_t k_parts = 4;
-    CUdeviceptr base = 0;
-    REQUIRE(cuMemAddressReserve(&base, k_parts * k_granularity, 0, 0, 0) == CUDA_SUCCESS);
+    const auto base = reserve(k_parts * k_granularity);
     const auto at = [&](std::size_t part) { return base + part * k_granularity; };
     std::vector<CUmemGenericAllocationHandle> handles;
     for (std::size_t part = 0; part < k_parts; ++part) handles.push_back(create(k_granularity));
@@ -118,8 +116,7 @@ TEST_CASE("Driver: access to a span ends at its first hole, and is refused where
     const bool is_granted_before = GENERATE(false, true);
     INFO(layout << ", access before: " << is_granted_before);
     const auto bytes = layout.size() * k_granularity;
-    CUdeviceptr base = 0;
-    REQUIRE(cuMemAddressReserve(&base, bytes, 0, 0, 0) == CUDA_SUCCESS);
+    const auto base = reserve(bytes);
     std::vector<CUmemGenericAllocationHandle> handles;
     for (std::size_t part = 0; part < layout.size(); ++part) handles.push_back(create(k_granularity));
     const auto map_all = [&] {
@@ -162,8 +159,7 @@ TEST_CASE("Driver: addresses are not freed while memory is mapped there", "[driv
 TEST_CASE("Driver: a copy over a hole is refused", "[driver_rules]") {
     const Session session;
     constexpr std::size_t k_parts = 3;
-    CUdeviceptr base = 0;
-    REQUIRE(cuMemAddressReserve(&base, k_parts * k_granularity, 0, 0, 0) == CUDA_SUCCESS);
+    const auto base = reserve(k_parts * k_granularity);
     const auto handle = create(k_granularity);
     const auto last = base + 2 * k_granularity;
     for (const auto address : {base, last}) {
@@ -212,8 +208,7 @@ TEST_CASE("Driver: an exported handle is the same memory when it is imported", "
     CUmemGenericAllocationHandle imported = 0;
     REQUIRE(cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS);
-    CUdeviceptr second = 0;
-    REQUIRE(cuMemAddressReserve(&second, range.bytes, 0, 0, 0) == CUDA_SUCCESS);
+    const auto second = reserve(range.bytes);
     REQUIRE(cuMemMap(second, range.bytes, 0, imported, 0) == CUDA_SUCCESS);
     REQUIRE(grant(second, range.bytes, 0) == CUDA_SUCCESS);
     CHECK(read<std::byte>(second, range.bytes) == bytes);

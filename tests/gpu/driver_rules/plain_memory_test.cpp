@@ -8,8 +8,7 @@ using namespace gpu_sleep::driver_rules;
 
 TEST_CASE("Driver: plain allocations", "[driver_rules]") {
     const Session session;
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAlloc(&address, 1000) == CUDA_SUCCESS);
+    const auto address = allocate(1000);
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
     REQUIRE(cuMemGetAddressRange(&begin, &bytes, address + 999) == CUDA_SUCCESS);
@@ -79,8 +78,7 @@ TEST_CASE("Driver: a free does not wait for another device's work on the memory"
     const auto fill = kernel("sim_fill");
     const auto stream = make_stream();
     const Gate gate(stream);
-    CUdeviceptr used = 0;
-    REQUIRE(cuMemAlloc(&used, k_granularity) == CUDA_SUCCESS);
+    const auto used = allocate(k_granularity);
     REQUIRE(launch(fill, stream, used, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
     auto freed = std::async(std::launch::async, [&] {
         const auto entered = cuCtxSetCurrent(owner.context);

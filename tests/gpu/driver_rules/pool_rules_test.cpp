@@ -16,20 +16,8 @@ constexpr auto k_used_high = CU_MEMPOOL_ATTR_USED_MEM_HIGH;
 constexpr auto k_reserved = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
 constexpr auto k_reserved_high = CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
 
-CUmemoryPool pool_of_device() {
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
-    return pool;
-}
-
 void set_switch(CUmemoryPool pool, CUmemPool_attribute attribute, int value) {
     REQUIRE(cuMemPoolSetAttribute(pool, attribute, &value) == CUDA_SUCCESS);
-}
-
-CUdeviceptr take(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAllocFromPoolAsync(&address, bytes, pool, stream) == CUDA_SUCCESS);
-    return address;
 }
 
 void give(const std::vector<CUdeviceptr>& blocks, CUstream stream) {
@@ -51,7 +39,7 @@ void check_figures(CUmemoryPool pool, std::size_t used, std::size_t most_used) {
 /// Whether the pool has to reserve more for the block, which is freed again.
 bool grows_for(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
     const auto before = number(pool, k_reserved);
-    const auto block = take(pool, bytes, stream);
+    const auto block = allocate_from(pool, bytes, stream);
     const bool grows = number(pool, k_reserved) > before;
     give({block}, stream);
     synchronize(stream);
@@ -64,12 +52,12 @@ TEST_CASE("Driver: a pool says what is used to the byte, what that takes, and th
           "[driver_rules]") {
     const Session session;
     auto* const stream = make_stream();
-    for (auto* const pool : {pool_of_device(), make_pool()}) {
+    for (auto* const pool : {default_pool(0), make_pool()}) {
         std::size_t used = 0;
         std::vector<CUdeviceptr> blocks;
         for (const auto bytes :
              {std::size_t{1}, std::size_t{1100}, k_granularity, k_granularity + 1, k_block + k_mib}) {
-            blocks.push_back(take(pool, bytes, stream));
+            blocks.push_back(allocate_from(pool, bytes, stream));
             used += bytes;
             check_figures(pool, used, used);
         }
@@ -86,7 +74,7 @@ TEST_CASE("Driver: a pool says what is used to the byte, what that takes, and th
         set(pool, k_reserved_high, 0);
         check_figures(pool, 0, 0);
         CHECK(number(pool, k_reserved_high) == 0);
-        give({take(pool, 1100, stream)}, stream);
+        give({allocate_from(pool, 1100, stream)}, stream);
         check_figures(pool, 0, 1100);
         synchronize(stream);
     }
@@ -99,7 +87,7 @@ TEST_CASE("Driver: a pool keeps no more than its threshold at a synchronise", "[
     for (const std::size_t threshold : {std::size_t{0}, 100 * k_mib, k_all}) {
         set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold);
         std::vector<CUdeviceptr> blocks;
-        for (int i = 0; i < 5; ++i) blocks.push_back(take(pool, k_block, stream));
+        for (int i = 0; i < 5; ++i) blocks.push_back(allocate_from(pool, k_block, stream));
         for (auto live = blocks.size(); live-- > 0; synchronize(stream)) {
             give({blocks[live]}, stream);
             const auto reserved = number(pool, k_reserved); // after the synchronise of the block before
@@ -119,7 +107,7 @@ TEST_CASE("Driver: a pool keeps what a stream has not freed yet", "[driver_rules
     auto* const stream = make_stream();
     auto* const other = make_stream();
     auto* const pool = make_pool();
-    const auto block = take(pool, k_block, stream);
+    const auto block = allocate_from(pool, k_block, stream);
     {
         const Gate gate(stream);
         give({block}, stream);
@@ -137,7 +125,7 @@ TEST_CASE("Driver: a pool that is trimmed has as much left as is asked for", "[d
     auto* const pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     std::vector<CUdeviceptr> blocks;
-    for (int i = 0; i < 5; ++i) blocks.push_back(take(pool, k_block, stream));
+    for (int i = 0; i < 5; ++i) blocks.push_back(allocate_from(pool, k_block, stream));
     const auto live = blocks.back();
     blocks.pop_back();
     give(blocks, stream);
@@ -161,7 +149,7 @@ TEST_CASE("Driver: a pool keeps what cuMemFree gives it as its threshold allows"
     for (const std::size_t threshold : {std::size_t{0}, k_all}) {
         auto* const pool = make_pool();
         set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold);
-        const auto address = take(pool, k_block, stream);
+        const auto address = allocate_from(pool, k_block, stream);
         CUmemoryPool origin = nullptr;
         REQUIRE(cuPointerGetAttribute(&origin, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == CUDA_SUCCESS);
         CHECK(origin == pool);
@@ -178,20 +166,20 @@ TEST_CASE("Driver: a pool gives a stream again what it freed, and others what is
     auto* const other = make_stream();
     auto* const pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
-    const auto first = take(pool, k_block, stream);
+    const auto first = allocate_from(pool, k_block, stream);
     {
         const Gate gate(stream);
         give({first}, stream);
-        CHECK(take(pool, k_block, stream) == first);
+        CHECK(allocate_from(pool, k_block, stream) == first);
         give({first}, stream);
-        const auto second = take(pool, k_block, other);
+        const auto second = allocate_from(pool, k_block, other);
         CHECK(second != first);
         give({second}, other);
         synchronize(other);
         gate.release();
     }
     synchronize(stream);
-    const auto both = std::vector{take(pool, k_block, other), take(pool, k_block, other)};
+    const auto both = std::vector{allocate_from(pool, k_block, other), allocate_from(pool, k_block, other)};
     CHECK(number(pool, k_reserved) <= 2 * k_block);
     give(both, other);
     synchronize(other);
@@ -205,7 +193,7 @@ TEST_CASE("Driver: a pool that must not look for itself gives others what the pr
     auto* const pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     set_switch(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0);
-    const auto first = take(pool, k_block, stream);
+    const auto first = allocate_from(pool, k_block, stream);
     {
         const Gate gate(stream); // a stream without work is there already, as the driver has it
         give({first}, stream);
@@ -219,7 +207,7 @@ TEST_CASE("Driver: a pool that must not look for itself gives others what the pr
     // The driver was seen to do either.
     if (simulated() || ::dlsym(RTLD_DEFAULT, "gpu_sleep_sleep")) CHECK(grows);
     synchronize(stream);
-    const auto both = std::vector{take(pool, k_block, other), take(pool, k_block, other)};
+    const auto both = std::vector{allocate_from(pool, k_block, other), allocate_from(pool, k_block, other)};
     CHECK(number(pool, k_reserved) <= 2 * k_block);
     give(both, other);
     synchronize(other);
@@ -232,13 +220,13 @@ TEST_CASE("Driver: a pool gives a part of a large block that was freed, trimmed 
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     const auto most = free_bytes();
     for (const bool is_trimmed : {false, true}) {
-        give({take(pool, most / 10 * 7, stream)}, stream);
+        give({allocate_from(pool, most / 10 * 7, stream)}, stream);
         if (is_trimmed) {
             synchronize(stream);
             REQUIRE(cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
         }
-        const auto part = take(pool, most / 10 * 3, stream);
-        give({part, take(pool, most / 10 * 3, stream)}, stream);
+        const auto part = allocate_from(pool, most / 10 * 3, stream);
+        give({part, allocate_from(pool, most / 10 * 3, stream)}, stream);
         synchronize(stream);
     }
     REQUIRE(cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
@@ -249,13 +237,13 @@ TEST_CASE("Driver: a pool counts nothing of a capture", "[driver_rules]") {
     const Session session;
     auto* const stream = make_stream();
     auto* const other = make_stream();
-    auto* const pool = pool_of_device();
-    const auto live = take(pool, k_block, other);
+    auto* const pool = default_pool(0);
+    const auto live = allocate_from(pool, k_block, other);
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-    const auto captured = take(pool, k_block, stream);
+    const auto captured = allocate_from(pool, k_block, stream);
     check_figures(pool, k_block, k_block);
     give({captured}, stream);
-    give({take(pool, k_mib, other)}, other);
+    give({allocate_from(pool, k_mib, other)}, other);
     check_figures(pool, k_block, k_block + k_mib);
     CUgraph graph = nullptr;
     REQUIRE(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
@@ -271,12 +259,11 @@ TEST_CASE("Driver: a pool counts nothing of a capture", "[driver_rules]") {
 
 TEST_CASE("Driver: a pool's memory outlives the context that it was taken in", "[driver_rules]") {
     const Session session;
-    auto* const pool = pool_of_device();
-    CUcontext own = nullptr;
-    REQUIRE(cuCtxCreate(&own, nullptr, 0, 0) == CUDA_SUCCESS);
+    auto* const pool = default_pool(0);
+    auto* const own = make_context(0);
     auto* const stream = make_stream();
-    const auto block = take(pool, k_block, stream);
-    give({take(pool, k_block, stream)}, stream);
+    const auto block = allocate_from(pool, k_block, stream);
+    give({allocate_from(pool, k_block, stream)}, stream);
     REQUIRE(cuCtxDestroy(own) == CUDA_SUCCESS);
     REQUIRE(cuCtxSetCurrent(session.context) == CUDA_SUCCESS);
     check_figures(pool, k_block, 2 * k_block);
@@ -302,7 +289,7 @@ TEST_CASE("Driver: a pool refuses what no attribute can be", "[driver_rules]") {
     CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &number) == CUDA_SUCCESS);
     CHECK(number == 1);
     auto* const stream = make_stream();
-    const auto block = take(pool, k_mib, stream);
+    const auto block = allocate_from(pool, k_mib, stream);
     give({block}, stream);
     CHECK(cuMemFreeAsync(block, stream) == CUDA_ERROR_INVALID_VALUE);
 }

@@ -46,8 +46,7 @@ TEST_CASE("Driver: what may free what", "[driver_rules]") {
     const Session session;
     const auto stream = make_stream();
     CHECK(cuMemFree(allocate_async(stream)) == CUDA_SUCCESS);
-    CUdeviceptr plain = 0;
-    REQUIRE(cuMemAlloc(&plain, 4096) == CUDA_SUCCESS);
+    const auto plain = allocate(4096);
     REQUIRE(cuMemFreeAsync(plain, stream) == CUDA_SUCCESS);
     REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     if (const auto* sim = simulated()) {
@@ -98,8 +97,7 @@ TEST_CASE("Driver: a pool's memory is for the devices that it was opened to", "[
     const Session session;
     const auto stream = make_stream();
     const auto pool = make_pool();
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAllocFromPoolAsync(&address, 4096, pool, stream) == CUDA_SUCCESS);
+    const auto address = allocate_from(pool, 4096, stream);
     {
         const Session other(1);
         CHECK(cuMemsetD8(address, 1, 16) == CUDA_ERROR_INVALID_VALUE);
@@ -120,8 +118,7 @@ TEST_CASE("Driver: a full device takes what pools keep, and waits for frees unde
     const auto pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     const auto most = free_bytes() / 5 * 3;
-    CUdeviceptr kept = 0;
-    REQUIRE(cuMemAllocFromPoolAsync(&kept, most, pool, stream) == CUDA_SUCCESS);
+    const auto kept = allocate_from(pool, most, stream);
     REQUIRE(cuMemFree(kept) == CUDA_SUCCESS);
     const auto address = allocate_async(stream, most);
     REQUIRE(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);

@@ -56,8 +56,7 @@ TEST_CASE("child: imports memory and changes it", "[.child]") {
     CUmemAllocationProp properties{};
     REQUIRE(cuMemGetAllocationPropertiesFromHandle(&properties, handle) == CUDA_SUCCESS);
     CHECK(properties.location.id == 0);
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAddressReserve(&address, k_granularity, 0, 0, 0) == CUDA_SUCCESS);
+    const auto address = reserve(k_granularity);
     REQUIRE(cuMemMap(address, k_granularity, 0, handle, 0) == CUDA_SUCCESS);
     REQUIRE(grant(address, k_granularity, 0) == CUDA_SUCCESS);
     std::vector<std::byte> out(4096);
@@ -108,8 +107,7 @@ TEST_CASE("child: opens a plain allocation and changes it", "[.child]") {
 
 TEST_CASE("Driver: another process opens a plain allocation", "[driver_rules]") {
     const Session session;
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAlloc(&address, 4096) == CUDA_SUCCESS);
+    const auto address = allocate(4096);
     REQUIRE(cuMemsetD8(address, 17, 4096) == CUDA_SUCCESS);
     REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
     CUipcMemHandle handle{};
@@ -132,8 +130,7 @@ TEST_CASE("Driver: another process opens a plain allocation", "[driver_rules]") 
 TEST_CASE("child: exits with work under way", "[.child]") {
     say_ready();
     REQUIRE(cuInit(0) == CUDA_SUCCESS);
-    CUcontext context = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    auto* const context = retain_primary(0);
     REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
     REQUIRE(launch(kernel("sim_spin"), nullptr, std::uint64_t{10'000}) == CUDA_SUCCESS);
     std::exit(0);

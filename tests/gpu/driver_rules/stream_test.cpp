@@ -163,8 +163,7 @@ TEST_CASE("Driver: a destroyed stream still does its work", "[driver_rules]") {
 
 TEST_CASE("Driver: a device reset ends the primary context, and a new one is another", "[driver_rules]") {
     const auto device = device_count() - 1;
-    CUcontext context = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
+    auto* const context = retain_primary(device);
     REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
     unsigned long long first = 0;
     unsigned long long second = 0;
@@ -177,8 +176,7 @@ TEST_CASE("Driver: a device reset ends the primary context, and a new one is ano
     int active = 1;
     REQUIRE(cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS);
     CHECK(active == 0);
-    CUcontext again = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&again, device) == CUDA_SUCCESS);
+    auto* const again = retain_primary(device);
     CHECK(again == context);
     REQUIRE(cuCtxGetId(again, &second) == CUDA_SUCCESS);
     CHECK(second != first);
@@ -196,8 +194,7 @@ TEST_CASE("Driver: who holds the primary context holds it after a device reset, 
         REQUIRE(cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS);
         return active == 1;
     };
-    CUcontext context = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
+    auto* const context = retain_primary(device);
     REQUIRE(cuDevicePrimaryCtxReset(device) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_ERROR_INVALID_CONTEXT);
@@ -214,8 +211,7 @@ TEST_CASE("Driver: who holds the primary context holds it after a device reset, 
 TEST_CASE("Driver: a context takes device memory, and gives it back", "[driver_rules]") {
     const Session session;
     const auto before = free_bytes();
-    CUcontext context = nullptr;
-    REQUIRE(cuCtxCreate(&context, nullptr, 0, 0) == CUDA_SUCCESS);
+    auto* const context = make_context(0);
     const auto taken = before - free_bytes();
     CHECK(free_bytes() < before);
     REQUIRE(cuCtxDestroy(context) == CUDA_SUCCESS);

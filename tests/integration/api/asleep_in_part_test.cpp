@@ -95,8 +95,7 @@ TEST_CASE("Asleep in part: what a callback does with a handle loses no contents 
     const Gpu gpu(0);
     const Mapped weights("weights");
     const TaggedMemory cache("kv_cache", k_bytes);
-    CUdeviceptr second = 0;
-    check(cuMemAddressReserve(&second, k_bytes, 0, 0, 0));
+    const auto second = sim::testing::reserve(k_bytes);
     std::vector<CUresult> answers;
     sleep("weights");
     {
@@ -160,8 +159,7 @@ TEST_CASE("Asleep in part: a checked gate lets a program map memory of its own, 
     const Gpu gpu(0);
     const Mapped weights("weights");
     const Mapped cache("kv_cache");
-    CUdeviceptr second = 0;
-    check(cuMemAddressReserve(&second, k_bytes, 0, 0, 0));
+    const auto second = sim::testing::reserve(k_bytes);
     REQUIRE(command("gpu-sleep", {"--tags", "weights", "--gate", "checked", "--on-touch", "fail"}) == 0);
     {
         const sim::testing::Range range(k_bytes);

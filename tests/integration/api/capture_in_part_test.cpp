@@ -97,8 +97,7 @@ TEST_CASE("Capture in part: a kernel over sleeping memory is recorded, and its g
 TEST_CASE("Capture in part: a fork of the capture is recorded too, and no other stream's work", "[api]") {
     const Capturing memory;
     auto* const other = sim::testing::make_stream();
-    CUevent event = nullptr;
-    check(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    auto* const event = sim::testing::make_event(CU_EVENT_DISABLE_TIMING);
     REQUIRE(command("gpu-sleep", {"--tags", "kv_cache", "--gate", "checked", "--on-touch", "fail"}) == 0);
     REQUIRE(memory.begins(CU_STREAM_CAPTURE_MODE_RELAXED));
     CHECK_FALSE(memory.records_fill(memory.cache)); // any thread may end it just then

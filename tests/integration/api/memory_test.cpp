@@ -355,8 +355,7 @@ TEST_CASE("Freeing: it waits for the work that may use the memory, however small
     const auto bytes = GENERATE(std::size_t{4096}, 4 * k_mib);
     const TaggedMemory neighbour("work", 4096);
     const auto stream = sim::testing::make_stream();
-    void* memory = nullptr;
-    check(gpu_sleep_alloc(&memory, bytes, 0, "work"));
+    auto* const memory = allocate_tagged("work", bytes);
     const auto faults = sim_fault_counts().illegal_accesses;
     constexpr Milliseconds k_work{200};
     sim_delay("cuMemsetD8Async", std::chrono::microseconds(k_work).count());
@@ -377,8 +376,7 @@ TEST_CASE("Freeing: it waits for the work in contexts of the program's own", "[a
     CUctxCreateParams parameters{};
     check(cuCtxCreate(&own, &parameters, 0, 0));
     const auto stream = sim::testing::make_stream();
-    void* memory = nullptr;
-    check(gpu_sleep_alloc(&memory, 4 * k_mib, 0, "work"));
+    auto* const memory = allocate_tagged("work", 4 * k_mib);
     const auto faults = sim_fault_counts().illegal_accesses;
     sim_delay("cuMemsetD8Async", 200'000);
     check(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(memory), 7, 4 * k_mib, stream));
@@ -395,8 +393,7 @@ TEST_CASE("Freeing: it waits for no device that cannot reach the memory", "[api]
     const auto stream = sim::testing::make_stream();
     const sim::testing::Gate work(stream); // which ends after the free
     const Gpu gpu(0);
-    void* memory = nullptr;
-    check(gpu_sleep_alloc(&memory, 4 * k_mib, 0, "work"));
+    auto* const memory = allocate_tagged("work", 4 * k_mib);
     auto freed = std::async(std::launch::async, [&] { return gpu_sleep_free(memory); });
     CHECK(ends(freed));
     work.release();
@@ -408,8 +405,7 @@ TEST_CASE("Freeing: it waits for no device that cannot reach the memory", "[api]
 TEST_CASE("Freeing: it breaks no capture that is under way", "[api]") {
     const Gpu gpu(0);
     const auto stream = sim::testing::make_stream();
-    void* memory = nullptr;
-    check(gpu_sleep_alloc(&memory, GENERATE(std::size_t{4096}, 4 * k_mib), 0, "work"));
+    auto* const memory = allocate_tagged("work", GENERATE(std::size_t{4096}, 4 * k_mib));
     check(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     CHECK(gpu_sleep_free(memory) == GPU_SLEEP_ERROR_CAPTURE_IN_PROGRESS);
     CUgraph graph = nullptr;
@@ -422,8 +418,7 @@ TEST_CASE("Freeing: it breaks no capture that is under way", "[api]") {
 TEST_CASE("Freeing: what is not of the API is not its to free", "[api]") {
     const Gpu gpu(0);
     const sim::testing::Range range(4 * k_mib);
-    CUdeviceptr plain = 0;
-    check(cuMemAlloc(&plain, 4 * k_mib));
+    const auto plain = sim::testing::allocate(4 * k_mib);
     const TaggedMemory memory("weights", 4 * k_mib);
     for (const auto address : {range.address, plain, memory.address() + 512})
         CHECK(gpu_sleep_free(reinterpret_cast<void*>(address)) == GPU_SLEEP_ERROR_NOT_OWNED);
@@ -434,8 +429,7 @@ TEST_CASE("Freeing: what is not of the API is not its to free", "[api]") {
 
 TEST_CASE("Freeing: memory that could not be freed is known as before", "[api]") {
     const Gpu gpu(0);
-    void* memory = nullptr;
-    check(gpu_sleep_alloc(&memory, 4 * k_mib, 0, "weights"));
+    auto* const memory = allocate_tagged("weights", 4 * k_mib);
     sim_fail("cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
     CHECK(gpu_sleep_free(memory) != GPU_SLEEP_OK);
     sleep();

@@ -50,8 +50,7 @@ TEST_CASE("Queries: who may reach memory is told the same of what sleeps", "[api
     const Range range(4 * k_mib);
     const TaggedMemory memory("weights", 4 * k_mib);
     check(gpu_sleep_allow_access(memory.pointer(), 1));
-    CUdeviceptr plain = 0;
-    check(cuMemAlloc(&plain, 4 * k_mib));
+    const auto plain = sim::testing::allocate(4 * k_mib);
     const std::vector<std::pair<long long, long long>> expected = {
         {access(range.address + 1, 0), k_read_write},
         {access(range.address, 1), k_none},
@@ -187,8 +186,7 @@ TEST_CASE("Queries: no two allocations have the same id, whoever made them", "[a
     const auto id_of_host = id_of(reinterpret_cast<CUdeviceptr>(host));
     unsigned long long id = 0;
     do { // until it is past the other's
-        CUdeviceptr plain = 0;
-        check(cuMemAlloc(&plain, 4096));
+        const auto plain = sim::testing::allocate(4096);
         id = id_of(plain);
         check(cuMemFree(plain));
         REQUIRE(id != id_of_host);

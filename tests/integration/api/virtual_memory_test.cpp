@@ -94,8 +94,7 @@ TEST_CASE("Virtual memory: what is mapped at several addresses stays, and shows 
     const Gpu gpu(0);
     const Range range(4 * k_mib);
     CHECK(bytes_that_sleep() == range.bytes);
-    CUdeviceptr second = 0;
-    check(cuMemAddressReserve(&second, range.bytes, 0, 0, 0));
+    const auto second = sim::testing::reserve(range.bytes);
     check(cuMemMap(second, range.bytes, 0, range.handle(), 0));
     CHECK(bytes_that_sleep() == 0);
     check(sim::testing::grant(second, range.bytes, 0));
@@ -114,8 +113,7 @@ TEST_CASE("Virtual memory: every device that was let at it at once is let at it 
     const Gpu owner(0);
     constexpr auto k_reserved = 4 * k_mib;
     const auto handle = driver_testing::create(k_reserved);
-    CUdeviceptr address = 0;
-    check(cuMemAddressReserve(&address, k_reserved, 0, 0, 0));
+    const auto address = sim::testing::reserve(k_reserved);
     check(cuMemMap(address, k_reserved, 0, handle, 0));
     std::array<CUmemAccessDesc, 2> grants{};
     for (int device = 0; device < 2; ++device)

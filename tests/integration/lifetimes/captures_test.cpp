@@ -94,8 +94,7 @@ TEST_CASE("Lifetimes: a capture goes on when the wrong stream is to end it", "[l
     Devices devices;
     const auto origin = make_stream();
     const auto branch = make_stream();
-    CUevent fork = nullptr;
-    REQUIRE(cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    auto* const fork = make_event(CU_EVENT_DISABLE_TIMING);
     const auto address = allocate();
     CUgraph graph = nullptr;
     REQUIRE(cuStreamBeginCapture(origin, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);

@@ -12,38 +12,16 @@ using namespace sim::testing;
 
 inline constexpr std::size_t k_bytes = std::size_t{4} << 20;
 
-inline CUmemoryPool default_pool(CUdevice device) {
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuDeviceGetDefaultMemPool(&pool, device) == CUDA_SUCCESS);
-    return pool;
-}
-
-/// Of the first device.
-inline CUmemoryPool make_pool() {
-    CUmemPoolProps properties{};
-    properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    CUmemoryPool pool = nullptr;
-    REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
-    return pool;
-}
-
 inline CUdeviceptr allocate_async(CUstream stream) {
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAllocAsync(&address, k_bytes, stream) == CUDA_SUCCESS);
-    return address;
+    return driver_testing::allocate_async(stream, k_bytes);
 }
 
 inline CUdeviceptr allocate() {
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAlloc(&address, k_bytes) == CUDA_SUCCESS);
-    return address;
+    return driver_testing::allocate(k_bytes);
 }
 
 inline std::uint64_t used(CUmemoryPool pool) {
-    cuuint64_t bytes = 0;
-    REQUIRE(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes) == CUDA_SUCCESS);
-    return bytes;
+    return number(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
 }
 
 inline std::uint64_t held() {
@@ -86,12 +64,5 @@ public:
 
     CUcontext contexts[2] = {};
 };
-
-inline CUcontext make_context(CUdevice device) {
-    CUcontext context = nullptr;
-    CUctxCreateParams parameters{};
-    REQUIRE(cuCtxCreate(&context, &parameters, 0, device) == CUDA_SUCCESS);
-    return context;
-}
 
 } // namespace gpu_sleep::test

@@ -14,8 +14,7 @@ TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is fi
     cuuint64_t threshold = k_bytes;
     REQUIRE(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
             CUDA_SUCCESS);
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAllocFromPoolAsync(&address, k_bytes, default_pool(1), nullptr) == CUDA_SUCCESS);
+    const auto address = allocate_from(default_pool(1), k_bytes, nullptr);
     CHECK(sim_live_objects().pool_allocations == 0); // intercepted
     int device = -1;
     REQUIRE(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS);
@@ -116,8 +115,7 @@ TEST_CASE("Lifetimes: a pool ends while a context does that its blocks were free
     auto* const pool = make_pool();
     auto* const own = make_context(0);
     auto* const stream = make_stream();
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAllocFromPoolAsync(&address, k_bytes, pool, stream) == CUDA_SUCCESS);
+    const auto address = allocate_from(pool, k_bytes, stream);
     CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
     REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
     sim_delay("cuMemPoolDestroy", std::chrono::microseconds(k_delay).count());
@@ -274,8 +272,7 @@ TEST_CASE("Lifetimes: a free says what went wrong with work before it, and frees
     auto* const own = make_context(0);
     const auto first = allocate();
     const auto second = allocate();
-    CUdeviceptr nowhere = 0;
-    REQUIRE(cuMemAddressReserve(&nowhere, k_bytes, 0, 0, 0) == CUDA_SUCCESS);
+    const auto nowhere = reserve(k_bytes);
     REQUIRE(launch(kernel("sim_fill"), nullptr, nowhere, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
     CHECK(cuMemFree(first) == CUDA_ERROR_ILLEGAL_ADDRESS);
     CHECK(cuMemFree(second) == CUDA_ERROR_ILLEGAL_ADDRESS);

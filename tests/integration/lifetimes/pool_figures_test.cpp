@@ -11,35 +11,21 @@ using namespace gpu_sleep::test;
 namespace {
 
 constexpr std::size_t k_mib = std::size_t{1} << 20;
-constexpr std::uint64_t k_all = ~std::uint64_t{0};
-
-std::uint64_t figure(CUmemoryPool pool, CUmemPool_attribute attribute) {
-    cuuint64_t value = 0;
-    REQUIRE(cuMemPoolGetAttribute(pool, attribute, &value) == CUDA_SUCCESS);
-    return value;
-}
 
 std::uint64_t reserved(CUmemoryPool pool) {
-    return figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+    return number(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 }
 
-void keep(CUmemoryPool pool, std::uint64_t threshold) {
-    cuuint64_t value = threshold;
-    REQUIRE(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value) == CUDA_SUCCESS);
-}
-
-CUdeviceptr take(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAllocFromPoolAsync(&address, bytes, pool, stream) == CUDA_SUCCESS);
-    return address;
+void keep_all(CUmemoryPool pool) {
+    set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ~cuuint64_t{0});
 }
 
 /// What holds of the figures at any time.
 void check_figures(CUmemoryPool pool, std::uint64_t used_bytes) {
     CHECK(used(pool) == used_bytes);
     CHECK(reserved(pool) >= used_bytes);
-    CHECK(figure(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) >= used_bytes);
-    CHECK(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) >= reserved(pool));
+    CHECK(number(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) >= used_bytes);
+    CHECK(number(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) >= reserved(pool));
 }
 
 bool await_held(std::uint64_t bytes) {
@@ -55,9 +41,9 @@ TEST_CASE("Pool figures: they hold awake, asleep and after a wake", "[lifetimes]
     auto* const stream = make_stream();
     for (const bool is_own : {false, true}) {
         auto* const pool = is_own ? make_pool() : default_pool(0);
-        const auto small = take(pool, 1100, stream);
-        const auto odd = take(pool, 2 * k_mib + 1, stream);
-        const auto large = take(pool, 33 * k_mib, stream);
+        const auto small = allocate_from(pool, 1100, stream);
+        const auto odd = allocate_from(pool, 2 * k_mib + 1, stream);
+        const auto large = allocate_from(pool, 33 * k_mib, stream);
         const auto all = 1100 + 2 * k_mib + 1 + 33 * k_mib;
         REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
         check_figures(pool, all);
@@ -80,7 +66,7 @@ TEST_CASE("Pool figures: they hold awake, asleep and after a wake", "[lifetimes]
         CHECK(held() == 0);
         cuuint64_t zero = 0;
         CHECK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &zero) == CUDA_SUCCESS);
-        CHECK(figure(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 0);
+        CHECK(number(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 0);
         if (is_own) CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
     }
 }
@@ -102,8 +88,8 @@ TEST_CASE("Pool figures: who synchronises while another's memory goes has its ow
     auto* const busy = make_stream();
     auto* const own = make_pool();
     auto* const other = make_pool();
-    const auto block = take(own, k_bytes, busy); // first: its addresses are looked at first
-    const auto others = take(other, k_bytes, stream);
+    const auto block = allocate_from(own, k_bytes, busy); // first: its addresses are looked at first
+    const auto others = allocate_from(other, k_bytes, stream);
     const Gate gate(busy);
     CHECK(cuMemFreeAsync(block, busy) == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(others, stream) == CUDA_SUCCESS);
@@ -143,8 +129,8 @@ TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does no
     Devices devices;
     auto* const stream = make_stream();
     auto* const pool = make_pool();
-    keep(pool, k_all);
-    std::vector<CUdeviceptr> blocks{take(pool, 33 * k_mib, stream)};
+    keep_all(pool);
+    std::vector<CUdeviceptr> blocks{allocate_from(pool, 33 * k_mib, stream)};
     const auto begin = blocks[0];
     const auto most = reserved(pool);
     for (int round = 0; round < 3; ++round) {
@@ -152,13 +138,13 @@ TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does no
         if (round == 1) CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
         blocks.clear();
         for (const auto bytes : {5 * k_mib, 5 * k_mib, 20 * k_mib})
-            blocks.push_back(take(pool, bytes, stream));
+            blocks.push_back(allocate_from(pool, bytes, stream));
         for (const auto block : blocks) {
             CHECK(block - begin < 33 * k_mib);
             CHECK(cuMemsetD8Async(block, 1, 5 * k_mib, stream) == CUDA_SUCCESS);
             CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
         }
-        blocks = {take(pool, 33 * k_mib, stream)};
+        blocks = {allocate_from(pool, 33 * k_mib, stream)};
         CHECK(blocks[0] == begin);
         CHECK(reserved(pool) == most);
     }
@@ -172,9 +158,9 @@ TEST_CASE("Pool figures: a small block keeps no large range", "[lifetimes]") {
     Devices devices;
     auto* const stream = make_stream();
     auto* const pool = make_pool();
-    CHECK(cuMemFreeAsync(take(pool, 100 * k_mib, stream), stream) == CUDA_SUCCESS);
-    const auto small = take(pool, 1100, stream);
-    const auto middle = take(pool, 5 * k_mib, stream);
+    CHECK(cuMemFreeAsync(allocate_from(pool, 100 * k_mib, stream), stream) == CUDA_SUCCESS);
+    const auto small = allocate_from(pool, 1100, stream);
+    const auto middle = allocate_from(pool, 5 * k_mib, stream);
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     check_figures(pool, 1100 + 5 * k_mib);
     CHECK(reserved(pool) <= 10 * k_mib);
@@ -187,11 +173,11 @@ TEST_CASE("Pool figures: where memory is short, a small block may have a part of
     Devices devices;
     auto* const stream = make_stream();
     auto* const pool = make_pool();
-    const auto large = take(pool, 100 * k_mib, stream);
+    const auto large = allocate_from(pool, 100 * k_mib, stream);
     const Gate gate(stream);
     CHECK(cuMemFreeAsync(large, stream) == CUDA_SUCCESS);
     sim_fail("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, SIM_FOREVER);
-    const auto small = take(pool, 1100, stream);
+    const auto small = allocate_from(pool, 1100, stream);
     sim_clear();
     CHECK(small == large);
     CHECK(reserved(pool) == 100 * k_mib);
@@ -206,10 +192,10 @@ TEST_CASE("Pool figures: a pool has not much more than it ever used, whatever th
     Devices devices;
     auto* const stream = make_stream();
     auto* const pool = make_pool();
-    keep(pool, k_all);
+    keep_all(pool);
     const auto take_all = [&](std::size_t bytes, std::size_t all) {
         std::vector<CUdeviceptr> blocks;
-        for (std::size_t i = 0; i < all / bytes; ++i) blocks.push_back(take(pool, bytes, stream));
+        for (std::size_t i = 0; i < all / bytes; ++i) blocks.push_back(allocate_from(pool, bytes, stream));
         for (const auto block : blocks) CHECK(cuMemFreeAsync(block, stream) == CUDA_SUCCESS);
         CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     };
@@ -232,15 +218,15 @@ TEST_CASE("Pool figures: blocks that several streams freed are joined once they 
     auto* const stream = make_stream();
     auto* const other = make_stream();
     auto* const pool = make_pool();
-    keep(pool, k_all);
-    CHECK(cuMemFreeAsync(take(pool, 20 * k_mib, stream), stream) == CUDA_SUCCESS);
+    keep_all(pool);
+    CHECK(cuMemFreeAsync(allocate_from(pool, 20 * k_mib, stream), stream) == CUDA_SUCCESS);
     std::vector<CUdeviceptr> blocks;
-    for (int i = 0; i < 4; ++i) blocks.push_back(take(pool, 5 * k_mib, stream));
+    for (int i = 0; i < 4; ++i) blocks.push_back(allocate_from(pool, 5 * k_mib, stream));
     for (std::size_t i = 0; i < blocks.size(); ++i)
         CHECK(cuMemFreeAsync(blocks[i], i % 2 == 0 ? stream : other) == CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(reserved(pool) == 20 * k_mib);
-    CHECK(cuMemFreeAsync(take(pool, 20 * k_mib, other), other) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(allocate_from(pool, 20 * k_mib, other), other) == CUDA_SUCCESS);
     CHECK(reserved(pool) == 20 * k_mib);
     CHECK(cuStreamSynchronize(other) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);

@@ -18,8 +18,7 @@ constexpr std::chrono::milliseconds k_delay{150};
 TEST_CASE("Primary contexts: of two releases at once one is the last", "[lifetimes]") {
     Devices devices;
     allocate();
-    CUcontext again = nullptr;
-    REQUIRE(cuDevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS);
+    auto* const again = retain_primary(0);
     REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
     sim_delay(k_release, std::chrono::microseconds(k_delay).count());
     auto slow = CUDA_ERROR_UNKNOWN;

@@ -18,12 +18,6 @@ namespace {
 
 constexpr std::size_t k_small = 4096; ///< shares a range with others
 
-CUdeviceptr allocate(std::size_t bytes) {
-    CUdeviceptr address = 0;
-    REQUIRE(cuMemAlloc(&address, bytes) == CUDA_SUCCESS);
-    return address;
-}
-
 /// Runs `body` with memory short from every allocation of the agent on, until it takes no more than succeed;
 /// `settle` after each. `body` may not use CHECK, which allocates.
 void sweep(const std::function<std::function<bool()>()>& prepare, const std::function<void()>& settle) {
@@ -243,8 +237,7 @@ TEST_CASE("Short memory: an allocation is made so that it can sleep, or fails", 
 
 TEST_CASE("Short memory: a program maps memory of its own, or has none of it", "[short_memory]") {
     Devices devices;
-    CUdeviceptr place = 0;
-    REQUIRE(cuMemAddressReserve(&place, k_bytes, 0, 0, 0) == CUDA_SUCCESS);
+    const auto place = reserve(k_bytes);
     const auto properties = properties_on(0);
     CUmemGenericAllocationHandle handle = 0;
     auto created = CUDA_SUCCESS;
