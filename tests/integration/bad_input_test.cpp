@@ -113,9 +113,8 @@ TEST_CASE("Bad input: a request that waits behind another ends in its own time, 
     SECTION("timed out") {
         const auto* const command = GENERATE("gpu-sleep", "gpu-wake");
         const auto start = Clock::now();
-        const auto late = host.command(command, {"--tags", "tag_1", "--timeout", "300ms"});
-        CHECK(late.status == 4);
-        CHECK_THAT(late.err, mentions("still under way"));
+        check_ended(host.command(command, {"--tags", "tag_1", "--timeout", "300ms"}), 4,
+                    mentions("still under way"));
         CHECK(Clock::now() - start < Milliseconds(5'000));
     }
     SECTION("killed") {

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // How the commands read what was typed, and how they answer.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 using namespace gpu_sleep;
@@ -56,9 +55,8 @@ TEST_CASE("Command line: where standard output is closed, the result is lost and
                           {"GPU_SLEEP_SIM_STATE=" + scratch.file("devices")}});
     };
     for (const std::string argument : {pid.c_str(), "--json", "--help"}) {
-        const auto listed = run_closed("gpu-ps", argument);
-        CHECK(listed.status == 1);
-        CHECK_THAT(listed.err, mentions("cannot write the result: Bad file descriptor"));
+        check_ended(run_closed("gpu-ps", argument), 1,
+                    mentions("cannot write the result: Bad file descriptor"));
     }
     CHECK(run_closed("gpu-sleep", pid).status == 0); // 1 would say that it is awake
     CHECK(host.state() == "asleep");
@@ -86,10 +84,9 @@ TEST_CASE("Command line: a reader that has gone changes no status", "[command_li
 
 TEST_CASE("Command line: a directory cannot be named from one that is gone", "[command_line]") {
     constexpr auto k_lost = "cd \"$(mktemp -d)\" && rmdir \"$PWD\" && exec \"$@\"";
-    const auto output = run(Launch{{"sh", "-c", k_lost, "sh", command_file("gpu-sleep"),
-                                    std::to_string(::getpid()), "--store", "file", "--dir", "here"}});
-    CHECK(output.status == 2);
-    CHECK_THAT(output.err, mentions("'here' is relative to a working directory that is gone"));
+    check_ended(run(Launch{{"sh", "-c", k_lost, "sh", command_file("gpu-sleep"), std::to_string(::getpid()),
+                            "--store", "file", "--dir", "here"}}),
+                2, mentions("'here' is relative to a working directory that is gone"));
 }
 
 TEST_CASE("Command line: wrong usage is said in JSON where that was asked for", "[command_line]") {
@@ -122,10 +119,8 @@ TEST_CASE("Command line: what is wrong is said in words that fit", "[command_lin
     CHECK_THAT(several.err, mentions("there is no process named 'no-such-model'; nothing was changed"));
     CHECK(host.state() == "awake");
     const Process idle(Launch{{"sleep", "60"}});
-    const auto useless = run({{command_file("gpu-sleep"), std::to_string(idle.pid())}});
-    CHECK(useless.status == 3);
-    CHECK_THAT(useless.err,
-               mentions("does not use the GPU: nothing to free") && !mentions("--engine driver"));
+    check_ended(run({{command_file("gpu-sleep"), std::to_string(idle.pid())}}), 3,
+                mentions("does not use the GPU: nothing to free") && !mentions("--engine driver"));
     CHECK(host.command("gpu-ps", {"--pids"}).out == pid + "\n");
 }
 

@@ -99,9 +99,8 @@ TEST_CASE("Commands: an order wakes one tag after another, then the rest, in one
     host.tell("callback count 0");
     REQUIRE(host.command("gpu-sleep").status == 0);
     host.tell("fail cuMemCreate 2 999");
-    const auto failed = host.command("gpu-wake", {"--order", "kv_cache,weights"});
-    CHECK(failed.status == 7);
-    CHECK_THAT(failed.err, mentions("woken before: kv_cache"));
+    check_ended(host.command("gpu-wake", {"--order", "kv_cache,weights"}), 7,
+                mentions("woken before: kv_cache"));
     const auto now = host.command("gpu-ps", {"--json"});
     CHECK(now.tag("kv_cache", "state") == "awake");
     CHECK(now.tag("weights", "state") == "asleep");
@@ -193,9 +192,8 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
     CHECK_THAT(ask("gpu-sleep", {"--dry-run", "--store", "file", "--dir", "/var/tmp"}).out,
                mentions("would move"));
     REQUIRE(ask("gpu-wake").status == 0);
-    const auto mistyped = ask("gpu-sleep", {"--tags", "wieghts"});
-    CHECK(mistyped.status == 2);
-    CHECK_THAT(mistyped.err, mentions("none of 2 processes") && mentions("there is no tag 'wieghts'"));
+    check_ended(ask("gpu-sleep", {"--tags", "wieghts"}), 2,
+                mentions("none of 2 processes") && mentions("there is no tag 'wieghts'"));
     one.tell("alloc own 4194304 0");
     CHECK_THAT(ask("gpu-sleep", {"--tags", "own"}).out, mentions("4.00 MiB")); // the other is passed over
     REQUIRE(ask("gpu-wake").status == 0);
@@ -220,9 +218,7 @@ TEST_CASE("Commands: a command that lacks descriptors leaves all processes as th
         return run({{"python3", "-c", k_limited, soft, hard, command_file("gpu-sleep"), name}});
     };
     for (const auto* few : {"5", "7"}) {
-        const auto refused = sleep_within(few, few);
-        CHECK(refused.status == 1);
-        CHECK_THAT(refused.err, mentions("ulimit -n"));
+        check_ended(sleep_within(few, few), 1, mentions("ulimit -n"));
         for (const auto& host : hosts) CHECK(host->state() == "awake");
     }
     CHECK(sleep_within("7", "4096").status == 0); // a limit that it may raise

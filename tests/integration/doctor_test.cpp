@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // gpu-doctor on the simulated driver, and where there is none.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <nlohmann/json.hpp>
@@ -126,9 +125,8 @@ TEST_CASE("Steps: both sides say each with its time, if they are asked to", "[qu
 }
 
 TEST_CASE("Steps: a level that is none is refused by commands, and said once by the agent", "[doctor]") {
-    const auto wrong = doctor({}, {"GPU_SLEEP_LOG=verbose"});
-    CHECK(wrong.status == 2);
-    CHECK_THAT(wrong.err, mentions("GPU_SLEEP_LOG: 'verbose' is not error, warning, info or debug"));
+    check_ended(doctor({}, {"GPU_SLEEP_LOG=verbose"}), 2,
+                mentions("GPU_SLEEP_LOG: 'verbose' is not error, warning, info or debug"));
     CHECK(doctor({"--help"}, {"GPU_SLEEP_LOG=verbose"}).status == 0);
     CHECK(doctor({"--quiet"}, {"GPU_SLEEP_LOG="}).status == 0);
     LoadedHost host({"GPU_SLEEP_LOG=verbose"});

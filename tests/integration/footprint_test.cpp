@@ -3,7 +3,6 @@
 // What the agent adds to the program that holds it: symbols, threads, files, descriptors, memory.
 
 #include "declared_entry_points.hpp"
-#include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
 #include "support/tree.hpp"

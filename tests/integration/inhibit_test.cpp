@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Processes that refuse to be put to sleep.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 using namespace gpu_sleep;

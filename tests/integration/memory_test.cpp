@@ -107,9 +107,7 @@ TEST_CASE("Memory: a control group's limit ends a sleep with 8 and kills nobody"
     host.tell("alloc weights 33554432 0");
     group.take(host.pid());
     group.limit(std::size_t{272} << 20); // a sleep leaves 256 MiB to everybody else
-    const auto failed = host.command("gpu-sleep");
-    CHECK(failed.status == 8);
-    CHECK_THAT(failed.err, mentions("control group") && mentions("--level 2"));
+    check_ended(host.command("gpu-sleep"), 8, mentions("control group") && mentions("--level 2"));
     CHECK(host.tell("check_all") == "intact");
     CHECK(host.command("gpu-sleep", {"--level", "2"}).status == 0);
     CHECK(host.command("gpu-wake").status == 0);

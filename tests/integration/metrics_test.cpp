@@ -186,9 +186,8 @@ TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metri
     CHECK(write(scratch.file("none/gpu_sleep.prom")).status == 1);
     CHECK(scratch.file_count() == 2);
     CHECK(host.command("gpu-ps", {"--prometheus", "--json"}).status == 2);
-    const auto mistaken = run({{command_file("gpu-ps"), "--prometheus", file}});
-    CHECK(mistaken.status == 3);
-    CHECK_THAT(mistaken.err, mentions("to write a file: --prometheus=" + file));
+    check_ended(run({{command_file("gpu-ps"), "--prometheus", file}}), 3,
+                mentions("to write a file: --prometheus=" + file));
 }
 
 TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics][scrapes]") {

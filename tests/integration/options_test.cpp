@@ -3,7 +3,6 @@
 // Every option of every command, as --help-all lists them, with every kind of value that it cannot take, and
 // some that it can; and what does not go together.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <regex>

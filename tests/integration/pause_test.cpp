@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Programs that are paused (level 0): their work waits, and their memory stays on the GPU.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 using namespace gpu_sleep;

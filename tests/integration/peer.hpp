@@ -5,7 +5,6 @@
 #pragma once
 
 #include "protocol/messages.hpp"
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 #include <poll.h>

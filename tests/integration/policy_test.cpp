@@ -248,10 +248,9 @@ TEST_CASE("Policy: of two files of the same name the one that is wrong is named"
     const Scratch other;
     write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidel = \"1h\"\n");
     write_file(other.path() / "gpu-sleep.toml", "");
-    const auto output = run({{"env", "-C", other.path(), "XDG_CONFIG_HOME=" + home.path().string(),
-                              command_file("gpu-reclaim"), "--config", "gpu-sleep.toml", "--dry-run"}});
-    CHECK(output.status == 2);
-    CHECK_THAT(output.err, mentions(home.path().string()) && !mentions("--config: "));
+    check_ended(run({{"env", "-C", other.path(), "XDG_CONFIG_HOME=" + home.path().string(),
+                      command_file("gpu-reclaim"), "--config", "gpu-sleep.toml", "--dry-run"}}),
+                2, mentions(home.path().string()) && !mentions("--config: "));
 }
 
 TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that cannot be kept among it",

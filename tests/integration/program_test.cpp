@@ -71,9 +71,7 @@ TEST_CASE("Program: a capture that cannot be seen is named as what broke", "[pro
     LoadedHost host;
     host.tell("alloc kv_cache 4194304 0");
     host.tell("capture nonblocking 0 1");
-    const auto failed = host.command("gpu-sleep", {"--timeout", "300ms"});
-    CHECK(failed.status == 4);
-    CHECK_THAT(failed.err, mentions("gpu_sleep_hold"));
+    check_ended(host.command("gpu-sleep", {"--timeout", "300ms"}), 4, mentions("gpu_sleep_hold"));
     CHECK_THAT(host.ask("capture_end"), mentions("error"));
     host.tell("capture blocking 0 1");
     host.tell("capture_end");

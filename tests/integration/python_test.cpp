@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Programs in Python: its lock, and PyTorch's cache.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/tree.hpp"
 
@@ -232,7 +231,5 @@ TEST_CASE("Python: the example of the guide for PyTorch does what it says", "[py
     const auto output = run(gpu_run(with({"--"}, command)));
     CHECK(succeeded(output));
     CHECK(output.out == "done\n");
-    const auto alone = run({command});
-    CHECK(alone.status == 1);
-    CHECK_THAT(alone.err, mentions("start this program with gpu-run"));
+    check_ended(run({command}), 1, mentions("start this program with gpu-run"));
 }

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // gpu-run: what it starts, with what environment, what it refuses, and what it costs.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/tree.hpp"
 
@@ -225,9 +224,7 @@ TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2",
     };
     CHECK(outcome(0755).status == 0);
     CHECK(outcome(0644).status == 126);
-    const auto privileged = outcome(04755);
-    CHECK(privileged.status == 2);
-    CHECK_THAT(privileged.err, mentions("set-user-id"));
+    check_ended(outcome(04755), 2, mentions("set-user-id"));
     const auto missing = run(gpu_run({"--", "no-such-command-here"}));
     CHECK(missing.status == 127);
     CHECK(run(gpu_run({scratch.path()})).status == 126);
@@ -248,9 +245,7 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
     const auto missing = outcome("missing", false);
     CHECK(missing.status == 1);
     CHECK_THAT(missing.err, mentions("libgpu-sleep-agent.so is missing"));
-    const auto spaced = outcome("a b", true);
-    CHECK(spaced.status == 1);
-    CHECK_THAT(spaced.err, mentions("' '"));
+    check_ended(outcome("a b", true), 1, mentions("' '"));
 }
 
 TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast, and in a login within 0.3 ms",

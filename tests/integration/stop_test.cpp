@@ -116,9 +116,7 @@ TEST_CASE("Stop: what a stopped job has left is believed only if it is whole, an
     stop(host);
     const auto whole = content_of(file);
     const auto check_unknown = [&] {
-        const auto output = host.command("gpu-ps");
-        CHECK(output.status == 4);
-        CHECK_THAT(output.err, mentions("last known state: asleep"));
+        check_ended(host.command("gpu-ps"), 4, mentions("last known state: asleep"));
     };
     const auto write = [&](const std::string& text) { std::ofstream(file) << text; };
     for (const auto size : {whole.size() - 1, whole.size() / 2, std::size_t{0}}) {

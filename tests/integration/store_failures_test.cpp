@@ -66,9 +66,7 @@ TEST_CASE("Store: reads that fail leave the process asleep and whole, slow ones 
         INFO(good << " reads are good");
         REQUIRE(host.command("gpu-sleep", to_file).status == 0);
         host.tell(fmt::format("reads 0 {}", good));
-        const auto failed = host.command("gpu-wake");
-        CHECK(failed.status == 7);
-        CHECK_THAT(failed.err, mentions("cannot read"));
+        check_ended(host.command("gpu-wake"), 7, mentions("cannot read"));
         CHECK(host.state() != "awake");
         host.tell("reads 0");
         host.wake_whole();
@@ -92,10 +90,9 @@ TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes
     REQUIRE(host.command("gpu-sleep", {"--store", "weights=file", "--dir", place.path()}).status == 0);
     REQUIRE(place.files().size() == 1);
     fs::resize_file(place.files().front(), 4096);
-    const auto refused = host.command("gpu-wake");
-    CHECK(refused.status == 6);
-    CHECK_THAT(refused.err, mentions(place.files().front().string()) &&
-                                mentions("gpu-sleep PID --tags TAG --discard TAG"));
+    check_ended(host.command("gpu-wake"), 6,
+                mentions(place.files().front().string()) &&
+                    mentions("gpu-sleep PID --tags TAG --discard TAG"));
     CHECK(host.state() == "damaged");
     REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.tell("check 1") == "intact");

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // What happens around a process: a debugger that stops it or traces it, and a clock that jumps.
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 #include "support/tree.hpp"
 

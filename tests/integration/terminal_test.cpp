@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // What strangers write never steers the terminal of whoever runs a command, whatever way it takes there.
 
-#include "support/catch.hpp"
 #include "support/fake_agent.hpp"
 #include "support/host.hpp"
 #include "support/hostile_text.hpp"

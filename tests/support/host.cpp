@@ -5,7 +5,6 @@
 #include "support/host.hpp"
 
 #include "base/process.hpp"
-#include "support/catch.hpp"
 
 #include <fmt/format.h>
 

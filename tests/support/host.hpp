@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "support/catch.hpp"
 #include "support/process.hpp"
 #include "support/sanitized.hpp"
 
@@ -88,6 +89,14 @@ public:
         : LoadedHost(host_launch(std::move(environment), std::move(prefix))) {}
     explicit LoadedHost(const Launch& launch) : Host(launch) { tell("alloc weights 4194304 0"); }
 };
+
+/// It ended with this status, and its standard error is as it should be.
+template <class Matcher>
+void check_ended(const Output& output, int status, const Matcher& is_right) {
+    INFO(output.out << output.err);
+    CHECK(output.status == status);
+    CHECK_THAT(output.err, is_right);
+}
 
 /// Whether it ended with 0; else a failed check says what it wrote.
 [[nodiscard]] bool succeeded(const Output& output);

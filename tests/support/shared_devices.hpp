@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "support/catch.hpp"
 #include "support/host.hpp"
 
 namespace gpu_sleep::test {

@@ -143,9 +143,7 @@ TEST_CASE("Deep: others make room for one that comes back", "[deep]") {
 
 TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that is said", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
-    const auto failed = machine.command("deep");
-    CHECK(failed.status == 7);
-    CHECK_THAT(failed.err, mentions("end it"));
+    check_ended(machine.command("deep"), 7, mentions("end it"));
     const auto listed = machine.command("gpu-ps");
     CHECK(listed.json("/processes/0/state") == "asleep");
     CHECK(listed.json("/processes/0/report/lost") == "true");

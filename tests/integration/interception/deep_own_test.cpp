@@ -186,10 +186,9 @@ TEST_CASE("Deep: what the driver cannot checkpoint, and comes after the check, i
     Process sleep(machine.launch("gpu-sleep", {"--deep"}));
     await_process_outside(machine.host.pid(), "look"); // it is asked once all else is checked
     machine.host.tell("alloc managed 4194304");
-    const auto done = sleep.finish();
-    CHECK(done.status == (has_memory ? 7 : 1));
-    CHECK_THAT(done.err, mentions("it has managed memory, which the driver cannot") &&
-                             mentions(has_memory ? "asleep, but not deeply" : "cannot"));
+    check_ended(sleep.finish(), (has_memory ? 7 : 1),
+                mentions("it has managed memory, which the driver cannot") &&
+                    mentions(has_memory ? "asleep, but not deeply" : "cannot"));
     CHECK_FALSE(machine.is_deep());
     CHECK(machine.command("gpu-wake").status == 0);
     if (has_memory) machine.expect_awake();

@@ -45,9 +45,7 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     checkpoint.release();
     CHECK(sleeping.finish().status == 0);
     const auto filling = make_piece(other, "plain", free_bytes(other) - 30 * k_mib);
-    const auto refused = family.wake();
-    CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, mentions("needs 38.0 MiB"));
+    check_ended(family.wake(), 7, mentions("needs 38.0 MiB"));
     other.tell("free " + filling.number);
     family.check_wakes();
 }

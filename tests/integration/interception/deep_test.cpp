@@ -212,9 +212,8 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     CHECK_THAT(refused.err, mentions(why));
     if (kind != "managed") return;
     REQUIRE(machine.command("gpu-sleep").status == 0);
-    const auto deeper = machine.command("deep");
-    CHECK(deeper.status == 7);
-    CHECK_THAT(deeper.err, mentions("it is asleep, but it cannot sleep deeply: it has managed memory"));
+    check_ended(machine.command("deep"), 7,
+                mentions("it is asleep, but it cannot sleep deeply: it has managed memory"));
 }
 
 TEST_CASE("Deep: what others have a part in is refused for as long as any of it may be there", "[deep]") {

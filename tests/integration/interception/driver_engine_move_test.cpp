@@ -49,9 +49,7 @@ TEST_CASE("Driver engine: room is looked for where the process goes", "[driver_e
     CHECK(gpu_of(machine) == "1");
     machine.expect_awake();
     REQUIRE(machine.command("sleep").status == 0);
-    const auto back = machine.command("gpu-wake", {"--gpu", "1=0"});
-    CHECK(back.status == 7);
-    CHECK_THAT(back.err, mentions("on GPU 0"));
+    check_ended(machine.command("gpu-wake", {"--gpu", "1=0"}), 7, mentions("on GPU 0"));
     machine.expect_held();
     machine.wake_whole();
     check_intact(other, full);

@@ -64,9 +64,8 @@ TEST_CASE("Driver engine: a dry run says what it would do, and does nothing", "[
 
 TEST_CASE("Driver engine: what the driver would not bring back is left as it is", "[driver_engine]") {
     Machine machine({"LD_PRELOAD=" + library_file("unseen/libnvcuvid.so.1")});
-    const auto refused = machine.command("sleep");
-    CHECK(refused.status == 1);
-    CHECK_THAT(refused.err, mentions("libnvcuvid.so.1 for the GPU's video and JPEG decoders"));
+    check_ended(machine.command("sleep"), 1,
+                mentions("libnvcuvid.so.1 for the GPU's video and JPEG decoders"));
     machine.expect_awake();
 }
 
@@ -85,9 +84,8 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     const auto piece = make_piece(with_agent, "plain", k_piece_bytes);
     const auto refused = with_agent.command("gpu-sleep", {"--engine", "driver"});
     CHECK(refused.status == 2);
-    const auto by_name = run({{command_file("gpu-sleep"), name, "--engine", "driver"}});
-    CHECK(by_name.status == 2);
-    CHECK_THAT(by_name.err, mentions("has an agent: gpu-sleep without --engine driver"));
+    check_ended(run({{command_file("gpu-sleep"), name, "--engine", "driver"}}), 2,
+                mentions("has an agent: gpu-sleep without --engine driver"));
     const auto automatic = with_agent.command("gpu-sleep", {"--engine", "auto", "--json"});
     CHECK(automatic.status == 0);
     CHECK(automatic.json("/processes/0/engine") == "agent");
@@ -110,9 +108,7 @@ TEST_CASE("Driver engine: what others take during a checkpoint makes no restore 
     CHECK(sleeping.finish().status == 0);
     // It had 13 MiB, and 7 became free.
     const auto filling = make_piece(other, "plain", free_bytes(other) - 20 * k_mib);
-    const auto refused = machine.command("gpu-wake");
-    CHECK(refused.status == 7);
-    CHECK_THAT(refused.err, mentions("needs 29.0 MiB") && !mentions("--force"));
+    check_ended(machine.command("gpu-wake"), 7, mentions("needs 29.0 MiB") && !mentions("--force"));
     other.tell("free " + filling.number);
     machine.wake_whole();
 }

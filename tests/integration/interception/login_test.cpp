@@ -337,17 +337,13 @@ TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]
     const Home home;
     const auto file = home.scratch.path() / ".config/gpu-sleep/login.sh";
     write(file, "echo mine\n");
-    const auto refused = home.command({"gpu-enable", "user"});
-    CHECK(refused.status == 2);
-    CHECK_THAT(refused.err, mentions("gpu-sleep did not write it"));
+    check_ended(home.command({"gpu-enable", "user"}), 2, mentions("gpu-sleep did not write it"));
     CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(content_of(file) == "echo mine\n");
     if (::geteuid() != 0) return skip_without_right("act as root");
     const Home other;
     REQUIRE(::chown(other.scratch.path().c_str(), k_other_user, k_other_user) == 0);
-    const auto strange = other.command({"gpu-enable", "user"});
-    CHECK(strange.status == 2);
-    CHECK_THAT(strange.err, mentions("belongs to another user"));
+    check_ended(other.command({"gpu-enable", "user"}), 2, mentions("belongs to another user"));
     CHECK(other.scratch.file_count() == 0);
 }
 
@@ -410,7 +406,5 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     };
     CHECK_THAT(other_user({"--show", "--root", image.path().native()}).out,
                mentions("kernels/python3/kernel.json"));
-    const auto refused = other_user({"--off"});
-    CHECK(refused.status == 5);
-    CHECK_THAT(refused.err, mentions("sudo gpu-enable machine --off"));
+    check_ended(other_user({"--off"}), 5, mentions("sudo gpu-enable machine --off"));
 }
