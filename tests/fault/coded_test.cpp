@@ -55,23 +55,6 @@ struct Weights {
     EngineFixture fixture;
 };
 
-/// Leaves a device no memory but what a wake of `needed` takes, for as long as it lives.
-class Full {
-public:
-    explicit Full(Bytes needed) {
-        CUmemAllocationProp properties{};
-        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-        REQUIRE(cuMemCreate(&handle_, sim_free_bytes(0) - needed, &properties, 0) == CUDA_SUCCESS);
-    }
-    Full(const Full&) = delete;
-    Full& operator=(const Full&) = delete;
-    ~Full() { CHECK(cuMemRelease(handle_) == CUDA_SUCCESS); }
-
-private:
-    CUmemGenericAllocationHandle handle_ = 0;
-};
-
 } // namespace
 
 TEST_CASE("Coded: contents of every kind come back, and take less of host memory where that pays",
@@ -126,8 +109,7 @@ TEST_CASE("Coded: a changed block stays where it is, or moves where it no longer
     CHECK(after[2].place.block_class != before[2].place.block_class);
     for (std::size_t i = 0; i < after.size(); ++i) CHECK(after[i].place.is_where(before[i].place) == (i > 1));
     weights.fixture.wake_whole();
-    REQUIRE(weights.fixture.sleep(level(1))); // nothing has changed
-    weights.fixture.wake_whole();
+    weights.fixture.cycle();
 }
 
 TEST_CASE("Coded: a GPU without memory to spare decodes from host memory, or the processors do", "[coded]") {
@@ -205,8 +187,7 @@ TEST_CASE("Coded: contents move to files decoded, and those that are damaged sta
 TEST_CASE("Coded: copies that are checked before the GPU's memory goes are coded anew where they are damaged",
           "[coded]") {
     Weights weights;
-    REQUIRE(weights.fixture.sleep(level(1)));
-    weights.fixture.wake_whole();
+    weights.fixture.cycle();
     weights.fixture.flip_kept_bit(0, 2 * k_mib + 77, 2);
     auto request = level(1);
     request.check_copies = true;
@@ -251,8 +232,7 @@ TEST_CASE("Coded: what a program preserves lies at any address, and is kept as i
 
 TEST_CASE("Coded: a dry run needs no more than what is retained", "[coded]") {
     Weights weights;
-    REQUIRE(weights.fixture.sleep(level(1)));
-    weights.fixture.wake_whole();
+    weights.fixture.cycle();
     CHECK(weights.fixture.slept(dry(level(1))).notes.empty());
     REQUIRE(weights.fixture.sleep(raw())); // which what is unchanged becomes, too
     CHECK(weights.coded_blocks() == 0);

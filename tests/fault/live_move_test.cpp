@@ -60,16 +60,18 @@ Result<Verdict> move(
 }
 
 /// Neighbours, a gap, a small allocation, a second device, and one that both devices use.
-void add_some(EngineFixture& fixture) {
-    fixture.add(0, "weights", 3 * k_mib);
-    fixture.add(0, "weights", 2 * k_mib);
-    fixture.add(0, "weights", 12 * k_mib);
-    fixture.add(0, "cache", 4 * k_mib);
-    fixture.add(0, "cache", 70'000);
-    fixture.add(1, "weights", 2 * k_mib);
-    fixture.remove(1);
-    REQUIRE(fixture.heap().allow_access(fixture.allocations()[0].address, 1));
-}
+struct Some : EngineFixture {
+    explicit Some(sleep::Transactions::Options options = {2, 0}) : EngineFixture(options) {
+        add(0, "weights", 3 * k_mib);
+        add(0, "weights", 2 * k_mib);
+        add(0, "weights", 12 * k_mib);
+        add(0, "cache", 4 * k_mib);
+        add(0, "cache", 70'000);
+        add(1, "weights", 2 * k_mib);
+        remove(1);
+        REQUIRE(heap().allow_access(allocations()[0].address, 1));
+    }
+};
 
 /// Has all of it in host memory, and the weights from the start.
 void start_in_host_memory(EngineFixture& fixture) {
@@ -99,8 +101,7 @@ Bytes in_place(EngineFixture& fixture) {
 } // namespace
 
 TEST_CASE("Live: contents move to host memory and back, with what is written meanwhile", "[live]") {
-    EngineFixture fixture;
-    add_some(fixture);
+    Some fixture;
     const auto before = sim_live_objects();
     const auto free = sim_free_bytes(0);
     std::uint8_t value = 1;
@@ -124,8 +125,7 @@ TEST_CASE("Live: contents move to host memory and back, with what is written mea
 
 TEST_CASE("Live: what is written all the time stays, and what is freed or sleeps meanwhile is left out",
           "[live]") {
-    EngineFixture fixture;
-    add_some(fixture);
+    Some fixture;
     int passed = 0;
     const auto rewrite = [&] { fixture.fill(1, {0, 2 * k_mib}, static_cast<std::uint8_t>(++passed)); };
     CHECK(move(fixture, Direction::to_host, rewrite, sleep::k_most_rounds).has_value());
@@ -147,12 +147,10 @@ TEST_CASE("Live: what is written all the time stays, and what is freed or sleeps
 
 TEST_CASE("Live: what runs from host memory sleeps, and wakes on the GPU", "[live]") {
     const auto retained = GENERATE(Bytes{0}, 64 * k_mib);
-    EngineFixture fixture(retaining(retained));
-    add_some(fixture);
+    Some fixture(retaining(retained));
     const auto kind = GENERATE(1, 2);
     if (retained > 0) { // what an earlier sleep has retained is good still
-        REQUIRE(fixture.sleep(level(1)));
-        REQUIRE(fixture.wake());
+        fixture.cycle();
     }
     REQUIRE(move(fixture, Direction::to_host));
     fixture.change(0, k_mib);
@@ -167,8 +165,7 @@ TEST_CASE("Live: what runs from host memory sleeps, and wakes on the GPU", "[liv
 }
 
 TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]") {
-    EngineFixture fixture;
-    add_some(fixture);
+    Some fixture;
     sim_fail("cuMemCreate", 2, CUDA_ERROR_OUT_OF_MEMORY, SIM_FOREVER);
     const auto moved = move(fixture, Direction::to_host);
     sim_clear();
@@ -179,8 +176,7 @@ TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]
 }
 
 TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it may and fits", "[live]") {
-    EngineFixture fixture;
-    add_some(fixture);
+    Some fixture;
     start_in_host_memory(fixture);
     REQUIRE(fixture.sleep(deep())); // a plain one leaves it there
     model::WakeRequest request{{}, {"weights"}};
@@ -208,11 +204,9 @@ TEST_CASE("Live: what cannot have host memory again wakes on the GPU, where it m
 
 TEST_CASE("Live: what is in host memory from the start sleeps there", "[live]") {
     const auto retained = GENERATE(Bytes{0}, 64 * k_mib);
-    EngineFixture fixture(retaining(retained));
-    add_some(fixture);
+    Some fixture(retaining(retained));
     if (retained > 0) { // which is older than what the program writes
-        REQUIRE(fixture.sleep(level(1)));
-        REQUIRE(fixture.wake());
+        fixture.cycle();
     }
     start_in_host_memory(fixture);
     fixture.change(0, k_mib);
@@ -449,10 +443,8 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
 
 TEST_CASE("Live: what sleeps because it cannot be mapped has its own contents, not what was retained",
           "[live]") {
-    EngineFixture fixture(retaining(64 * k_mib));
-    add_some(fixture);
-    REQUIRE(fixture.sleep(level(1)));
-    REQUIRE(fixture.wake());
+    Some fixture(retaining(64 * k_mib));
+    fixture.cycle();
     fixture.change(0, k_mib);
     const auto break_maps = [] { sim_fail("cuMemMap", 1, CUDA_ERROR_UNKNOWN, SIM_FOREVER); };
     REQUIRE_FALSE(move(fixture, Direction::to_host, break_maps));
@@ -466,8 +458,7 @@ TEST_CASE("Live: a move survives the failure of every driver call", "[live]") {
     const auto direction = GENERATE(Direction::to_host, Direction::to_device);
     const unsigned lasts = GENERATE(unsigned{SIM_ONCE}, unsigned{SIM_FOREVER});
     const auto back = direction == Direction::to_host ? Direction::to_device : Direction::to_host;
-    EngineFixture fixture;
-    add_some(fixture);
+    Some fixture;
     if (direction == Direction::to_device) REQUIRE(move(fixture, back));
     const auto handles = sim_live_objects().handles;
     std::uint64_t lost = 0;
@@ -505,8 +496,7 @@ TEST_CASE("Live: a move survives the failure of every driver call", "[live]") {
 
 TEST_CASE("Live: a wake into host memory survives the failure of every driver call", "[live]") {
     const unsigned lasts = GENERATE(unsigned{SIM_ONCE}, unsigned{SIM_FOREVER});
-    EngineFixture fixture;
-    add_some(fixture);
+    Some fixture;
     REQUIRE(move(fixture, Direction::to_host));
     const auto mapped = host_backed(fixture);
     const auto handles = sim_live_objects().handles;
@@ -534,8 +524,7 @@ TEST_CASE("Live: a wake into host memory survives the failure of every driver ca
 }
 
 TEST_CASE("Live: an allocation in host memory survives the failure of every driver call", "[live]") {
-    EngineFixture fixture;
-    add_some(fixture);
+    Some fixture;
     const auto tag = fixture.ledger().tag_id("weights");
     const auto before = sim_live_objects();
     for_each_call([&](int call) {

@@ -34,36 +34,30 @@ TEST_CASE("Retained: no more than the budget, and less when that is asked for", 
     EngineFixture fixture(retaining(5 * k_mib));
     fixture.add(0, "weights", 4 * k_mib);
     fixture.add(0, "kv_cache", 4 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     static_cast<void>(fixture.shrink());
     CHECK(fixture.host_bytes() == 4 * k_mib);
-    CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 4 * k_mib);
     CHECK(fixture.engine().contents().trim_retained(3 * k_mib) == 4 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
-    CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 8 * k_mib);
 }
 
 TEST_CASE("Retained: what a sleep that is short of memory gives up first is of no use to it", "[retained]") {
     EngineFixture fixture(retaining());
     fixture.add(0, "weights", 4 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 2 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     CHECK(fixture.engine().forget_retained_beside(level(1)) == 0);
     CHECK(fixture.engine().forget_retained_beside(level(1, {"weights"})) == 2 * k_mib);
     CHECK(fixture.retained_bytes() == 4 * k_mib);
-    CHECK(sleep_at(fixture).copied == 2 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 2 * k_mib);
     // At level 2 only what is preserved is used, and in files nothing.
     ledger::Ledger::preserve(*fixture.ledger().find(fixture.allocations()[cache].address), {0, k_mib});
     CHECK(fixture.engine().forget_retained_beside(level(2)) == 4 * k_mib);
     CHECK(fixture.engine().forget_retained_beside(in_files(Scratch())) == 2 * k_mib);
-    CHECK(sleep_at(fixture).copied == 6 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 6 * k_mib);
 }
 
 TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the next sleep", "[retained]") {
@@ -105,8 +99,7 @@ TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the n
     static_cast<void>(contents.reap());
     CHECK(contents.prepared(0) == 0);
     CHECK(fixture.retained_bytes() == 2 * k_piece + 6 * k_mib);
-    CHECK(sleep_at(fixture).copied == 0);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 0);
     prepare(1);
     static_cast<void>(contents.trim_retained(0));
     static_cast<void>(contents.reap());
@@ -124,12 +117,10 @@ TEST_CASE("Retained: no more than the host has room for, when it wakes and after
     fixture.add(0, "kv_cache", 4 * k_mib);
     auto& contents = fixture.engine().contents();
     g_room = 6 * k_mib;
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     CHECK(fixture.retained_bytes() == 4 * k_mib);
     g_room = 8 * k_mib;
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     CHECK(fixture.retained_bytes() == 8 * k_mib);
     CHECK(contents.trim_retained(budget.room_to_retain()) == 0);
     g_room = 5 * k_mib;
@@ -138,8 +129,7 @@ TEST_CASE("Retained: no more than the host has room for, when it wakes and after
     g_room = 0;
     CHECK(contents.trim_retained(budget.room_to_retain()) == 4 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
-    CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 8 * k_mib);
     CHECK(fixture.host_bytes() == 0);
 }
 
@@ -157,8 +147,7 @@ TEST_CASE("Retained: what the host has room for is nothing where that cannot be 
 TEST_CASE("Retained: the budget counts memory that is held, not contents alone", "[retained]") {
     EngineFixture fixture(retaining(10 * k_mib));
     const auto weights = fixture.add(0, "weights", 8 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     // Every other block: no huge page of it can be given back.
     for (Bytes at = 0; at < 8 * k_mib; at += 2 * k_mib) fixture.fill(weights, {at, k_mib}, 0);
     fixture.add(0, "weights", 4 * k_mib);
@@ -217,8 +206,7 @@ TEST_CASE("Retained: what is given back in the middle of a sleep is not taken fo
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 4 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     fixture.change(weights, 7);
     // While the blocks are copied that have changed, all else that is retained goes.
     bool has_trimmed = false;
@@ -232,7 +220,6 @@ TEST_CASE("Retained: what is given back in the middle of a sleep is not taken fo
     CHECK(has_trimmed);
     fixture.control() = {};
     CHECK(fixture.retained_bytes() == 0);
-    CHECK(sleep_at(fixture, level(1, {"kv_cache"})).copied == 4 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture, level(1, {"kv_cache"})).copied == 4 * k_mib);
     CHECK(fixture.is_intact(cache));
 }

@@ -31,8 +31,7 @@ TEST_CASE("Retained: a later sleep copies the blocks that changed, and no others
     CHECK(sleep_at(fixture) == Costs{8 * k_mib, 8 * k_mib, 2 * k_mib});
     CHECK(fixture.host_bytes() == 8 * k_mib);
     fixture.wake_whole();
-    CHECK(sleep_at(fixture).copied == 0);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 0);
 
     auto all = level(1);
     all.copy_all = true;
@@ -82,8 +81,7 @@ TEST_CASE("Retained: a file has no zeros in it, and nothing of it is retained", 
     CHECK(fixture.retained_bytes() == 0);
     CHECK(fixture.file_bytes() == 0);
     // What is retained is of no use to a file, and goes.
-    CHECK(sleep_at(fixture).stored == 3 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).stored == 3 * k_mib);
     CHECK(fixture.retained_bytes() == 3 * k_mib);
     CHECK(sleep_at(fixture, in_file).copied == 3 * k_mib);
     CHECK(fixture.retained_bytes() == 0);
@@ -101,8 +99,7 @@ TEST_CASE("Retained: what is dropped or freed is retained no longer", "[retained
     fixture.add(0, "weights", 4 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 2 * k_mib);
     const auto freed = fixture.add(0, "weights", 2 * k_mib);
-    CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 8 * k_mib);
     fixture.remove(freed);
     static_cast<void>(fixture.shrink());
     CHECK(fixture.retained_bytes() == 6 * k_mib);
@@ -116,8 +113,7 @@ TEST_CASE("Retained: what is dropped or freed is retained no longer", "[retained
     CHECK(fixture.host_bytes() == 4 * k_mib);
     // A new range at the old address has nothing to do with what was there.
     const auto again = fixture.add(0, "weights", 2 * k_mib);
-    CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 4 * k_mib);
     CHECK(fixture.is_intact(again));
 }
 
@@ -151,8 +147,7 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
           "[retained]") {
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
-    CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 4 * k_mib);
     fixture.add(0, "weights", 4 * k_mib);
     fixture.change(weights, 5);
     // What is new comes first: where it fails, nothing was overwritten.
@@ -166,8 +161,7 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
     // A block of the first range was overwritten, and so all of it is given up.
     CHECK(fixture.retained_bytes() == 0);
     CHECK(fixture.all_intact());
-    CHECK(sleep_at(fixture).copied == 8 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 8 * k_mib);
     // Nothing was overwritten: it is retained still.
     fixture.control().progress = [](const model::Progress& progress) {
         return progress.phase != model::Progress::Phase::release;
@@ -176,15 +170,13 @@ TEST_CASE("Retained: a later sleep that fails loses no contents, and what it has
     fixture.control() = {};
     sim_clear();
     CHECK(fixture.retained_bytes() == 8 * k_mib);
-    CHECK(sleep_at(fixture).copied == 0);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 0);
 }
 
 TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[retained]") {
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     fixture.flip_kept_bit(weights, 2 * k_mib + 9, 4);
     SECTION("if the block has not changed") {
         CHECK(sleep_at(fixture).copied == 0);
@@ -194,15 +186,12 @@ TEST_CASE("Retained: a bit that flips there is noticed by the next wake", "[reta
     SECTION("unless the sleep checks its copies") {
         auto request = level(1);
         request.check_copies = true;
-        CHECK(sleep_at(fixture, request).copied == 0);
-        fixture.wake_whole();
-        CHECK(sleep_at(fixture).copied == 0);
-        fixture.wake_whole();
+        CHECK(cycle(fixture, request).copied == 0);
+        CHECK(cycle(fixture).copied == 0);
     }
     SECTION("and goes away with a change of the block") {
         fixture.change(weights, 3 * k_mib - 1);
-        CHECK(sleep_at(fixture).copied == k_mib);
-        fixture.wake_whole();
+        CHECK(cycle(fixture).copied == k_mib);
     }
 }
 
@@ -211,8 +200,7 @@ TEST_CASE("Retained: a range that is another's now has nothing of what was retai
     const auto first = fixture.add(0, "weights", 4 * k_mib);
     const auto neighbour = fixture.add(0, "weights", 2 * k_mib);
     const auto address = fixture.allocations()[first].address;
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     fixture.remove(first);
     SECTION("of the same size and contents") {
         const auto again = fixture.add(0, "weights", 4 * k_mib);
@@ -235,12 +223,10 @@ TEST_CASE("Retained: a dry run says what would be copied at most", "[retained]")
     EngineFixture fixture(retaining());
     fixture.add(0, "weights", 4 * k_mib);
     CHECK(sleep_at(fixture, dry(level(1))) == Costs{4 * k_mib, 4 * k_mib, 4 * k_mib});
-    CHECK(sleep_at(fixture).copied == 4 * k_mib);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 4 * k_mib);
     CHECK(sleep_at(fixture, dry(level(1))) == Costs{4 * k_mib, 4 * k_mib, 4 * k_mib});
     CHECK(fixture.retained_bytes() == 4 * k_mib);
-    CHECK(sleep_at(fixture).copied == 0);
-    fixture.wake_whole();
+    CHECK(cycle(fixture).copied == 0);
 }
 
 TEST_CASE("Retained: random changes, with a budget that changes, lose nothing", "[retained]") {

@@ -19,15 +19,23 @@ struct Costs {
     }
 };
 
-/// Falls asleep, which must not fail.
-inline Costs sleep_at(EngineFixture& fixture, const model::SleepRequest& request = level(1)) {
+inline Costs costs_of(const model::Report& report) {
     Costs costs;
-    for (const auto& device : fixture.slept(request).devices) {
+    for (const auto& device : report.devices) {
         costs.kept += device.kept;
         costs.stored += device.stored;
         costs.copied += device.copied;
     }
     return costs;
+}
+
+/// Falls asleep, which must not fail.
+inline Costs sleep_at(EngineFixture& fixture, const model::SleepRequest& request = level(1)) {
+    return costs_of(fixture.slept(request));
+}
+/// The same, and wakes whole.
+inline Costs cycle(EngineFixture& fixture, const model::SleepRequest& request = level(1)) {
+    return costs_of(fixture.cycle(request));
 }
 
 } // namespace gpu_sleep::test

@@ -24,8 +24,7 @@ TEST_CASE("Small allocations: thousands of them share ranges, and come back whol
     const auto before = sim_live_objects().physical_bytes;
     for (int i = 0; i < 2'000; ++i) fixture.add(0, "small", 4 * k_kib);
     CHECK(sim_live_objects().physical_bytes - before <= 10 * k_mib);
-    REQUIRE(fixture.sleep(level(1)));
-    fixture.wake_whole();
+    fixture.cycle();
     while (!fixture.allocations().empty()) fixture.remove(0);
     CHECK(sim_live_objects().physical_bytes == before);
 }

@@ -90,15 +90,10 @@ public:
             request_.stores = {{"weights", model::Store::file}};
             request_.directory = scratch_.file("sleep");
         }
-        for (int device = 0; device < 2 && way.is_full; ++device) fill_up(device);
+        // Less than what a wake spares for the driver's streams.
+        for (int device = 0; device < 2 && way.is_full; ++device) full_.emplace_back(8 * k_mib, device);
         awake_ = sim_live_objects();
     }
-    ~Sweep() {
-        for (const auto handle : filling_) CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
-    }
-    Sweep(const Sweep&) = delete;
-    Sweep& operator=(const Sweep&) = delete;
-
     /// Runs `transaction`, whose `number`-th call of the driver fails, or which `end` comes to when its asker
     /// is told for the `number`-th time how far it is.
     template <class Transaction>
@@ -183,16 +178,6 @@ private:
         return done;
     }
 
-    /// Leaves less than what a wake spares for the driver's streams.
-    void fill_up(int device) {
-        constexpr Bytes k_left = 8 * k_mib;
-        CUmemAllocationProp properties{};
-        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
-        REQUIRE(cuMemCreate(&filling_.emplace_back(), sim_free_bytes(device) - k_left, &properties, 0) ==
-                CUDA_SUCCESS);
-    }
-
     [[nodiscard]] static sleep::Transactions::Options options_of(const Way& way) {
         auto options = retaining(way.retains ? 64 * k_mib : 0);
         options.relay_threads = way.relays ? 2 : 0;
@@ -239,7 +224,7 @@ private:
     Scratch scratch_;
     EngineFixture fixture_;
     model::SleepRequest request_;
-    std::vector<CUmemGenericAllocationHandle> filling_;
+    std::deque<Full> full_;
     sim_live awake_{};
     std::uint64_t lost_ = 0;  ///< helpers that the driver did not take back
     std::string_view failed_; ///< the call, or the phase

@@ -300,8 +300,7 @@ TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that fli
     CHECK(fixture.state() == State::awake);
     sim_clear();
     CHECK(fixture.all_intact());
-    REQUIRE(fixture.sleep(request));
-    fixture.wake_whole();
+    fixture.cycle(request);
 }
 
 TEST_CASE("Transaction: a bit that flips on the way in is caught and copied again", "[transaction]") {

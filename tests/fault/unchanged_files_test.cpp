@@ -44,6 +44,10 @@ struct Woken {
         CHECK(fixture.file_bytes() == 0);
         CHECK(descriptors_in(request.directory).empty()); // whoever removes them gets their room
     }
+    void check_unchanged() {
+        CHECK(sleep() == 0);
+        wake();
+    }
     [[nodiscard]] std::vector<fs::path> files() const { return files_in(request.directory); }
     /// The file of allocation `index` when it slept first: they are written in this order.
     [[nodiscard]] fs::path largest() const {
@@ -100,8 +104,7 @@ TEST_CASE("Unchanged files: a tag that has changed is written anew, and no other
     CHECK(woken.sleep() == expected);
     CHECK(woken.files().size() == 4); // nobody removes the old one
     woken.wake();
-    CHECK(woken.sleep() == 0);
-    woken.wake();
+    woken.check_unchanged();
 }
 
 TEST_CASE("Unchanged files: one that is not as it was left is not used, but left alone", "[unchanged]") {
@@ -140,8 +143,7 @@ TEST_CASE("Unchanged files: one that is not as it was left is not used, but left
     CHECK(woken.sleep() == Woken::k_weights);
     CHECK(woken.files().size() == (is_gone ? 3U : 4U));
     woken.wake();
-    CHECK(woken.sleep() == 0);
-    woken.wake();
+    woken.check_unchanged();
 }
 
 TEST_CASE("Unchanged files: they are used where their directory has another path by now", "[unchanged]") {
@@ -152,8 +154,7 @@ TEST_CASE("Unchanged files: they are used where their directory has another path
     CHECK(woken.sleep() == 0);
     CHECK(woken.files() == files_in(away));
     woken.wake();
-    CHECK(woken.sleep() == 0);
-    woken.wake();
+    woken.check_unchanged();
 }
 
 TEST_CASE("Unchanged files: a batch says what it takes before it has begun, and afterwards", "[unchanged]") {
@@ -185,8 +186,7 @@ TEST_CASE("Unchanged files: they are not used where another directory, or copyin
     CHECK(woken.sleep() == Woken::k_all);
     woken.wake();
     woken.request.copy_all = false;
-    CHECK(woken.sleep() == 0);
-    woken.wake();
+    woken.check_unchanged();
 }
 
 TEST_CASE("Unchanged files: what slept in host memory since is not written where it lies already",
@@ -201,8 +201,7 @@ TEST_CASE("Unchanged files: what slept in host memory since is not written where
     CHECK(woken.fixture.retained_bytes() == 0);
     woken.wake();
     CHECK(woken.fixture.retained_bytes() == 0);
-    CHECK(woken.sleep() == 0);
-    woken.wake();
+    woken.check_unchanged();
 }
 
 TEST_CASE("Unchanged files: a sleep that fails leaves them, and the next one uses them, or writes anew",
@@ -256,8 +255,7 @@ TEST_CASE("Unchanged files: moved to host memory and back, they are as any other
     model::Report report;
     woken.fixture.engine().adjust_asleep(woken.request, report);
     woken.wake();
-    CHECK(woken.sleep() == 0);
-    woken.wake();
+    woken.check_unchanged();
 }
 
 TEST_CASE("Unchanged files: a sleep with them, and its wake, survive the failure of every driver call",
@@ -284,6 +282,5 @@ TEST_CASE("Unchanged files: a sleep with them, and its wake, survive the failure
         return !failed.empty();
     });
     CHECK(failures > 10 / sweep_stride());
-    CHECK(woken.sleep() == 0);
-    woken.wake();
+    woken.check_unchanged();
 }

@@ -152,14 +152,17 @@ def is_held(report):
     return report.get("gate", {}).get("waiting_threads", 0) > 0
 
 
-def while_it_waits(stage):
-    """In the driver."""
-    program, = stage.programs
+def interrupt_in_driver(program):
     program.ask("go")
     time.sleep(MOMENT)
     program.ask("interrupt")
     program.ask("join")
     program.ask("release")
+
+
+def while_it_waits(stage):
+    """In the driver."""
+    interrupt_in_driver(*stage.programs)
     stage.check_through_a_cycle()
 
 
@@ -184,11 +187,7 @@ def while_it_is_held_deep(stage):
 def amid_a_capture(stage):
     """Which it leaves open: no sleep comes between, and another thread ends it."""
     program, = stage.programs
-    program.ask("go")
-    time.sleep(MOMENT)
-    program.ask("interrupt")
-    program.ask("join")
-    program.ask("release")
+    interrupt_in_driver(program)
     stage.command("gpu-sleep", "--timeout", "500ms", status=4)
     program.ask("end capture")
     stage.check_through_a_cycle()

@@ -56,7 +56,19 @@ struct Model {
     [[nodiscard]] bool shows(const std::string& name, const std::string& value) const {
         return becomes_true([&] { return host.report(name) == value; });
     }
+    [[nodiscard]] bool says(const std::string& words) {
+        return becomes_true([&] { return mentions(words).match(host.process().errors()); });
+    }
 };
+
+/// The line of those who wait for room on the GPU of `host`.
+client::GpuQueue line_for(const Host& host) {
+    const auto path = std::filesystem::path(socket_file(host.pid())).parent_path();
+    const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    auto line = client::GpuQueue::open(directory.get(), host.report(k_uuid));
+    REQUIRE(line);
+    return *std::move(line);
+}
 
 } // namespace
 
@@ -85,7 +97,7 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     first.request();
     second.begin_request();
     const auto advice = fmt::format("to go first: gpu-switch {}", second.host.pid());
-    REQUIRE(becomes_true([&] { return second.host.process().errors().find(advice) != std::string::npos; }));
+    REQUIRE(second.says(advice));
     const auto said = second.host.process().errors();
     CHECK_THAT(said, mentions(fmt::format("{} (first) has 32.0 MiB: it was woken", first.host.pid())) &&
                          mentions("ago, and may sleep in 9 min") && !mentions("wake it with"));
@@ -98,17 +110,14 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     CHECK_THAT(made.out, mentions("(first) was put to sleep for it"));
     second.end_request();
     CHECK(first.host.state() == "asleep");
-    const auto says = [](Model& model, const std::string& words) {
-        return becomes_true([&] { return model.host.process().errors().find(words) != std::string::npos; });
-    };
     first.begin_request();
     REQUIRE(first.shows(k_place, "1"));
     third.begin_request();
-    CHECK(says(third, "number 2 in the queue, and has its turn in about 20 min 0 s at most"));
+    CHECK(third.says("number 2 in the queue, and has its turn in about 20 min 0 s at most"));
     REQUIRE(second.host.command("gpu-inhibit").status == 0);
     const auto refusal = fmt::format("{} (second) has 32.0 MiB: sleeps are inhibited", second.host.pid());
-    CHECK(says(third, refusal)); // though it has said its place
-    CHECK(says(first, refusal));
+    CHECK(third.says(refusal)); // though it has said its place
+    CHECK(first.says(refusal));
     REQUIRE(second.host.command("gpu-inhibit", {"--release"}).status == 0);
     REQUIRE(second.host.command("gpu-sleep").status == 0);
     REQUIRE(becomes_true([&] { return first.host.state() == "awake" || third.host.state() == "awake"; }));
@@ -251,18 +260,15 @@ TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else
     Model first(machine.model("first"));
     Model second(machine.model("second"));
     const auto gpu = second.host.report(k_uuid);
-    const auto path = std::filesystem::path(socket_file(second.host.pid())).parent_path();
-    const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    auto other = client::GpuQueue::open(directory.get(), gpu);
-    REQUIRE(other);
-    REQUIRE(other->lock());
+    auto other = line_for(second.host);
+    REQUIRE(other.lock());
     const Configuration always("[reclaim]\nmin-awake = \"0s\"\n");
     Process need(
         Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--config", always.file()},
                machine.devices.environment()});
     await_open(need, "room-" + gpu); // it knows how all stand, and waits for its turn
     second.host.wake();
-    other->unlock();
+    other.unlock();
     CHECK(succeeded(need.finish()));
     CHECK(second.host.state() == "asleep");
 }
@@ -274,16 +280,13 @@ TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come
     Model first(machine.model("first", min_awake));
     Model second(machine.model("second", min_awake));
     const auto gpu = second.host.report(k_uuid);
-    const auto path = std::filesystem::path(socket_file(second.host.pid())).parent_path();
-    const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    const auto line = client::GpuQueue::open(directory.get(), gpu);
-    REQUIRE(line);
+    const auto line = line_for(second.host);
     first.request();
     const Configuration later(fmt::format("[reclaim]\nmin-awake = \"{}ms\"\n", min_awake));
     Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--wait", "60s",
                          "--config", later.file()},
                         machine.devices.environment()});
-    REQUIRE(becomes_true([&] { return line->before() == 1; }));
+    REQUIRE(becomes_true([&] { return line.before() == 1; }));
     second.begin_request();
     REQUIRE(second.shows(k_place, "2"));
     const auto done = need.finish();
@@ -360,15 +363,12 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
         return Process(Launch{with(with(run, more), {"--", "echo", "started"}),
                               with(machine.devices.environment(), {"CUDA_VISIBLE_DEVICES=" + gpu})});
     };
-    const auto path = std::filesystem::path(socket_file(only.host.pid())).parent_path();
-    const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    auto line = client::GpuQueue::open(directory.get(), gpu);
-    REQUIRE(line);
+    auto line = line_for(only.host);
     auto unhurried = begin({"--min-awake", fmt::format("{}s", 7 * k_slowness)}); // less than it waits: 30 s
     pause_for(Milliseconds(5'000));
-    REQUIRE(becomes_true([&] { return line->lock(); }));
+    REQUIRE(becomes_true([&] { return line.lock(); }));
     pause_for(Milliseconds(6'000)); // past the 10 s for which its first try waits for others
-    line->unlock();
+    line.unlock();
     const auto after = unhurried.finish();
     CHECK(after.out == "started\n");
     CHECK_THAT(after.err, mentions(" s for 40.0 MiB on GPU") && mentions("gpu-run: waits at most 2"));
@@ -436,9 +436,9 @@ TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") 
     second.begin_request();
     const auto words = fmt::format("{} has 32.0 MiB{}", first.host.pid(),
                                    can_sleep ? " and could sleep" : ": sleeps are inhibited");
-    CHECK(becomes_true([&] { return second.host.process().errors().find(words) != std::string::npos; }));
+    CHECK(second.says(words));
     const auto advice = fmt::format("gpu-wake {} --make-room", second.host.pid());
-    CHECK((second.host.process().errors().find(advice) != std::string::npos) == can_sleep);
+    CHECK(mentions(advice).match(second.host.process().errors()) == can_sleep);
     CHECK(second.host.report(k_place) == "null");
     CHECK(first.host.state() == "awake");
     REQUIRE(first.host.command("gpu-sleep", {"--ignore-inhibitors"}).status == 0);

@@ -33,11 +33,35 @@ struct Allocation {
     std::vector<std::uint8_t> contents;
 };
 
+/// Leaves a device no memory but these bytes, for as long as it lives.
+class Full {
+public:
+    explicit Full(Bytes left, int device = 0) {
+        CUmemAllocationProp properties{};
+        properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+        REQUIRE(cuMemCreate(&handle_, sim_free_bytes(device) - left, &properties, 0) == CUDA_SUCCESS);
+    }
+    Full(const Full&) = delete;
+    Full& operator=(const Full&) = delete;
+    ~Full() { CHECK(cuMemRelease(handle_) == CUDA_SUCCESS); }
+
+private:
+    CUmemGenericAllocationHandle handle_ = 0;
+};
+
 /// Two devices; `most` bytes are retained past a wake.
 [[nodiscard]] inline sleep::Transactions::Options retaining(Bytes most = std::numeric_limits<Bytes>::max()) {
     sleep::Transactions::Options options{2, 0};
     options.retained = most;
     return options;
+}
+
+[[nodiscard]] inline model::SleepRequest level(int number, std::vector<std::string> tags = {}) {
+    model::SleepRequest request;
+    request.level = static_cast<model::Level>(number);
+    request.tags = std::move(tags);
+    return request;
 }
 
 /// Initialises the simulated driver with a primary context on each device in use.
@@ -206,6 +230,13 @@ public:
         CHECK(sim_fault_counts().illegal_accesses == 0);
     }
 
+    /// Falls asleep, which must not fail, and wakes whole.
+    model::Report cycle(const model::SleepRequest& request = level(1)) {
+        auto report = slept(request);
+        wake_whole();
+        return report;
+    }
+
     [[nodiscard]] model::State state() const { return ledger_.state(); }
     [[nodiscard]] ledger::Ledger& ledger() { return ledger_; }
     [[nodiscard]] memory::Heap& heap() { return heap_; }
@@ -238,13 +269,6 @@ private:
     std::vector<std::uint8_t> read_;
     std::uint64_t seed_ = 0; ///< of the last allocation
 };
-
-[[nodiscard]] inline model::SleepRequest level(int number, std::vector<std::string> tags = {}) {
-    model::SleepRequest request;
-    request.level = static_cast<model::Level>(number);
-    request.tags = std::move(tags);
-    return request;
-}
 
 /// The same with contents in host memory as the GPU holds them.
 [[nodiscard]] inline model::SleepRequest raw(model::SleepRequest request = level(1)) {

@@ -38,7 +38,7 @@ inline Words random_words(Bytes bytes, unsigned seed) {
 /// A device's primary context, retained, and current on this thread from enter() on.
 class Gpu {
 public:
-    explicit Gpu(int device) : device_(device) {
+    explicit Gpu(int device = 0) : device_(device) {
         check(cuInit(0));
         check(cuDevicePrimaryCtxRetain(&context_, device));
         enter();

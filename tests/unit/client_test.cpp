@@ -2,7 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Conversations with agents that answer, err, fall silent and vanish; and the exit status of each end.
 
-#include "client/client.hpp"
+#include "unit/questions.hpp"
+
 #include "control/tasks.hpp"
 
 #include "support/fake_agent.hpp"
@@ -40,9 +41,7 @@ public:
     }
 
     [[nodiscard]] Answer ask(protocol::Request request, Milliseconds patience = k_patience) const {
-        std::vector<Question> questions;
-        questions.push_back(question(std::move(request), patience));
-        return ask_all(std::move(questions)).front();
+        return ask_all(test::questions(question(std::move(request), patience))).front();
     }
 
     [[nodiscard]] const test::FakeAgent& agent() const { return agent_; }
@@ -55,6 +54,17 @@ private:
 
 const model::Progress k_release{model::Progress::Phase::release, 0, 0};
 
+/// What an agent does that says nothing, or one thing.
+void silent(const protocol::Request& /*unused*/, const test::FakeConnection& connection) {
+    connection.wait_for_close();
+}
+test::FakeAgent::Script reply(protocol::Reply said) {
+    return [said = std::move(said)](const auto&, auto& connection) { connection.send(said); };
+}
+test::FakeAgent::Script reply_bytes(std::vector<std::byte> said) {
+    return [said = std::move(said)](const auto&, auto& connection) { connection.send_bytes(said); };
+}
+
 /// A command that asks one agent and can be interrupted from the agent's script.
 class Interrupting : public Interruptions {
 public:
@@ -62,9 +72,7 @@ public:
 
     void interrupt() const { ::eventfd_write(fd(), 1); }
     [[nodiscard]] Answer ask(const Stage& stage) {
-        std::vector<Question> questions;
-        questions.push_back(stage.question(model::SleepRequest{}));
-        Conversations conversations(std::move(questions), this);
+        Conversations conversations(test::questions(stage.question(model::SleepRequest{})), this);
         for (;;) {
             auto event = *conversations.next();
             if (std::holds_alternative<PastReturn>(event.what)) ++warnings_;
@@ -82,8 +90,8 @@ private:
 };
 
 /// The answer of one, and how much was done when it told of that.
-Answer ask_and_note(std::vector<Question> questions, std::vector<Bytes>& seen) {
-    Conversations conversations(std::move(questions));
+Answer ask_and_note(Question question, std::vector<Bytes>& seen) {
+    Conversations conversations(test::questions(std::move(question)));
     for (;;) {
         auto event = *conversations.next();
         if (auto* const answer = std::get_if<Answer>(&event.what)) return std::move(*answer);
@@ -107,9 +115,7 @@ TEST_CASE("Client: a request arrives as it was made, progress and the report com
     model::SleepRequest request;
     request.tags = {"weights"};
     std::vector<Bytes> seen;
-    std::vector<Question> questions;
-    questions.push_back(stage.question(request));
-    const auto answer = ask_and_note(std::move(questions), seen);
+    const auto answer = ask_and_note(stage.question(request), seen);
     REQUIRE(std::holds_alternative<model::Report>(answer));
     CHECK(std::get<model::Report>(answer).name == "llama");
     CHECK(seen == std::vector<Bytes>{1, 2, 3});
@@ -119,8 +125,7 @@ TEST_CASE("Client: a request arrives as it was made, progress and the report com
 }
 
 TEST_CASE("Client: an agent that says nothing is given up after the time allowed", "[client]") {
-    const Stage stage(
-        [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
+    const Stage stage(silent);
     const auto start = Clock::now();
     CHECK(error_code(stage.ask(model::WakeRequest{}, 50ms)) == ErrorCode::timed_out);
     CHECK(Clock::now() - start >= 50ms);
@@ -156,14 +161,10 @@ TEST_CASE("Client: each answer is told as it comes", "[client]") {
         if (first_is_told.get_future().wait_for(k_patience) == std::future_status::ready)
             connection.send(test::sample_sleep());
     });
-    const Stage early([](const protocol::Request&, test::FakeConnection& connection) {
-        connection.send(test::sample_sleep());
-    });
-    std::vector<Question> questions;
-    questions.push_back(late.question(model::SleepRequest{}));
-    questions.push_back(early.question(model::SleepRequest{}));
+    const Stage early(reply(test::sample_sleep()));
     std::vector<std::size_t> order;
-    Conversations conversations(std::move(questions));
+    Conversations conversations(test::questions(late.question(model::SleepRequest{}), //
+                                                early.question(model::SleepRequest{})));
     while (const auto event = conversations.next()) {
         const auto* const answer = std::get_if<Answer>(&event->what);
         REQUIRE(answer);
@@ -175,10 +176,8 @@ TEST_CASE("Client: each answer is told as it comes", "[client]") {
 }
 
 TEST_CASE("Client: a process that is stopped is given up sooner, and named so", "[client]") {
-    const Stage stage(
-        [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
-    std::vector<Question> questions;
-    questions.push_back(stage.question(model::SleepRequest{}));
+    const Stage stage(silent);
+    auto questions = test::questions(stage.question(model::SleepRequest{}));
     questions.front().timeout = {.answer = 60s};
     questions.front().is_stopped = [] { return true; };
     const auto start = Clock::now();
@@ -277,8 +276,7 @@ TEST_CASE("Client: what is past the point of no return is waited for, and told",
         CHECK(error_code(asking.ask(stage)) == ErrorCode::outcome_unknown);
     }
     SECTION("a connection that is lost there leaves it unknown") {
-        const Stage stage(
-            [&](const protocol::Request&, test::FakeConnection& connection) { connection.send(k_release); });
+        const Stage stage(reply(k_release));
         CHECK(error_code(asking.ask(stage)) == ErrorCode::outcome_unknown);
     }
     SECTION("and so does garbage") {
@@ -294,36 +292,27 @@ TEST_CASE("Client: a connection that closes early is lost, wherever it closes", 
     auto bytes = *protocol::encode(protocol::Reply(test::sample_sleep()));
     const auto length = GENERATE_COPY(std::size_t{0}, std::size_t{1}, std::size_t{16}, bytes.size() - 1);
     bytes.resize(length);
-    const Stage stage(
-        [&](const protocol::Request&, test::FakeConnection& connection) { connection.send_bytes(bytes); });
+    const Stage stage(reply_bytes(bytes));
     CHECK(error_code(stage.ask(model::SleepRequest{})) == ErrorCode::connection_lost);
 }
 
 TEST_CASE("Client: garbage is refused", "[client]") {
-    const Stage stage([](const protocol::Request&, test::FakeConnection& connection) {
-        connection.send_bytes(std::vector<std::byte>(100'000, std::byte{'x'}));
-    });
+    const Stage stage(reply_bytes(std::vector<std::byte>(100'000, std::byte{'x'})));
     CHECK(error_code(stage.ask(model::StatusRequest{})) == ErrorCode::protocol_mismatch);
 }
 
 TEST_CASE("Client: a message damaged on the way is no fault of the command line", "[client]") {
     auto bytes = *protocol::encode(protocol::Reply(test::sample_sleep()));
     bytes.back() ^= std::byte{1};
-    const Stage stage(
-        [&](const protocol::Request&, test::FakeConnection& connection) { connection.send_bytes(bytes); });
+    const Stage stage(reply_bytes(bytes));
     CHECK(error_code(stage.ask(model::SleepRequest{})) == ErrorCode::connection_lost);
 }
 
 TEST_CASE("Client: one silent agent does not keep the others' answers", "[client]") {
-    const Stage silent(
-        [](const protocol::Request&, test::FakeConnection& connection) { connection.wait_for_close(); });
-    const Stage good([](const protocol::Request&, test::FakeConnection& connection) {
-        connection.send(test::sample_status());
-    });
-    std::vector<Question> questions;
-    questions.push_back(silent.question(model::StatusRequest{}, 100ms));
-    questions.push_back(good.question(model::StatusRequest{}, 100ms));
-    const auto answers = ask_all(std::move(questions));
+    const Stage mute(silent);
+    const Stage good(reply(test::sample_status()));
+    const auto answers = ask_all(test::questions(mute.question(model::StatusRequest{}, 100ms),
+                                                 good.question(model::StatusRequest{}, 100ms)));
     CHECK(error_code(answers[0]) == ErrorCode::timed_out);
     CHECK(std::holds_alternative<model::Report>(answers[1]));
 }
@@ -333,8 +322,7 @@ TEST_CASE("Client: an agent has its time although others are slow to connect to"
         std::this_thread::sleep_for(50ms);
         connection.send(test::sample_status());
     });
-    std::vector<Question> questions;
-    questions.push_back(good.question(model::StatusRequest{}, 500ms));
+    auto questions = test::questions(good.question(model::StatusRequest{}, 500ms));
     const protocol::Request status = model::StatusRequest{};
     questions.push_back({{}, &status, {}});
     questions.back().connect = []() -> Result<UniqueFd> {
@@ -355,9 +343,7 @@ TEST_CASE("Client: a request too long for the protocol is not sent", "[client]")
 
 TEST_CASE("Operation: after a lost connection the process is asked how it stands", "[client]") {
     const Error lost = make_error(ErrorCode::connection_lost, "gone");
-    const Stage stage([](const protocol::Request&, test::FakeConnection& connection) {
-        connection.send(test::sample_sleep());
-    });
+    const Stage stage(reply(test::sample_sleep()));
     const auto settled = [&](const Process& process) {
         std::vector<Outcome> outcomes{{process, lost}};
         auto finder = stage.finder();

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // What the command does for agents in the phase deep, beside all conversations.
 
-#include "client/client.hpp"
+#include "unit/questions.hpp"
 
 #include "support/catch.hpp"
 #include "support/fake_agent.hpp"
@@ -62,16 +62,15 @@ TEST_CASE("Conversation: the driver's part of several goes on side by side", "[c
     SleepyAgent other;
     std::promise<void> met;
     const auto meeting = met.get_future().share();
-    std::vector<Question> questions;
-    questions.push_back(one.question({[&]() -> Result<void> {
+    const auto wait = [&]() -> Result<void> {
         if (meeting.wait_for(10s) == std::future_status::ready) return {};
         return make_error(ErrorCode::timed_out, "the other has not begun");
-    }}));
-    questions.push_back(other.question({[&]() -> Result<void> {
+    };
+    const auto meet = [&]() -> Result<void> {
         met.set_value();
         return {};
-    }}));
-    for (const auto& answer : ask_all(std::move(questions)))
+    };
+    for (const auto& answer : ask_all(test::questions(one.question({wait}), other.question({meet}))))
         CHECK(std::holds_alternative<model::Report>(answer));
 }
 
@@ -91,10 +90,9 @@ TEST_CASE("Conversation: of those that go together none takes its next step befo
         goes_on.set_value();
         return {};
     };
-    std::vector<Question> questions;
-    questions.push_back(one.question({lock, telling_checkpoint}));
-    questions.push_back(other.question({slow_lock, checkpoint}));
     const Joint joint;
+    auto questions =
+        test::questions(one.question({lock, telling_checkpoint}), other.question({slow_lock, checkpoint}));
     for (const auto& answer : ask_all(std::move(questions), nullptr, &joint))
         CHECK(std::holds_alternative<model::Report>(answer));
 }
@@ -109,9 +107,8 @@ TEST_CASE("Conversation: the first step that fails is the last, and becomes the 
             return make_error(ErrorCode::driver_failed, "the driver does not want to");
         };
     };
-    std::vector<Question> questions;
-    questions.push_back(agent.question({step('a', true), step('b', false), step('c', true)}));
-    const auto answers = ask_all(std::move(questions));
+    const auto answers =
+        ask_all(test::questions(agent.question({step('a', true), step('b', false), step('c', true)})));
     REQUIRE(std::holds_alternative<model::Failure>(answers[0]));
     const auto& failure = std::get<model::Failure>(answers[0]);
     CHECK(failure.error.message == "the driver does not want to");
@@ -121,21 +118,18 @@ TEST_CASE("Conversation: the first step that fails is the last, and becomes the 
 
 TEST_CASE("Conversation: where nothing is to be done the agent hears so at once", "[conversation]") {
     SleepyAgent agent;
-    std::vector<Question> questions;
-    questions.push_back(agent.question({}));
-    CHECK(std::holds_alternative<model::Report>(ask_all(std::move(questions))[0]));
+    CHECK(std::holds_alternative<model::Report>(ask_all(test::questions(agent.question({})))[0]));
 }
 
 TEST_CASE("Conversation: no step is taken for an agent that knows of a withdrawal and does not wait for it",
           "[conversation]") {
     SleepyAgent agent(200ms);
     const auto is_taken = std::make_shared<std::atomic<bool>>(false);
-    std::vector<Question> questions;
-    questions.push_back(agent.question({[is_taken]() -> Result<void> {
+    const auto take = [is_taken]() -> Result<void> {
         *is_taken = true;
         return {};
-    }}));
-    Conversations conversations(std::move(questions));
+    };
+    Conversations conversations(test::questions(agent.question({take})));
     conversations.withdraw();
     while (const auto event = conversations.next())
         if (const auto* const answer = std::get_if<Answer>(&event->what)) {
@@ -173,15 +167,14 @@ TEST_CASE(
             return ::eventfd_read(fd(), &taken) == 0;
         }
     } interruptions;
-    std::vector<Question> questions;
-    questions.push_back(agent.question({[&]() -> Result<void> {
+    const auto stay = [&]() -> Result<void> {
         ::eventfd_write(interruptions.fd(), 2);
         go_on.get_future().wait();
         has_ended.set_value();
         return {};
-    }}));
+    };
     std::vector<Event> events;
-    Conversations conversations(std::move(questions), &interruptions);
+    Conversations conversations(test::questions(agent.question({stay})), &interruptions);
     while (auto event = conversations.next())
         if (!std::holds_alternative<model::Progress>(event->what)) events.push_back(*std::move(event));
     REQUIRE(events.size() == 2);

@@ -12,8 +12,8 @@ using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
 
-TEST_CASE("Gate: checked, it holds what names a sleeping address or may name any", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: checked, it holds what names a sleeping address or may name any",
+                 "[gate]") {
     auto checked = rule(OnTouch::fail);
     checked.checked = true;
     checked.sleeping = {{1'000, 2'000}, {5'000, 6'000}};
@@ -40,8 +40,7 @@ TEST_CASE("Gate: checked, it holds what names a sleeping address or may name any
     CHECK_FALSE(passes(Touch::shares, &unknown));
 }
 
-TEST_CASE("Gate: checked, it looks at a call with no signal blocked", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: checked, it looks at a call with no signal blocked", "[gate]") {
     auto checked = rule(OnTouch::fail);
     checked.checked = true;
     checked.sleeping = {{1'000, 2'000}};
@@ -57,8 +56,9 @@ TEST_CASE("Gate: checked, it looks at a call with no signal blocked", "[gate]") 
     CHECK(passes(Touch::submits, &looks));
 }
 
-TEST_CASE("Gate: draining in part asleep, it lets nothing through that may touch what sleeps", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate,
+                 "Gate: draining in part asleep, it lets nothing through that may touch what sleeps",
+                 "[gate]") {
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(std::move(part));
@@ -81,8 +81,8 @@ TEST_CASE("Gate: draining in part asleep, it lets nothing through that may touch
     other.leave();
 }
 
-TEST_CASE("Gate: with memory back and callbacks under way, what takes memory passes", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: with memory back and callbacks under way, what takes memory passes",
+                 "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     the_gate().let_allocate(rule(OnTouch::fail));
     CHECK(passes(Touch::takes));
@@ -94,8 +94,9 @@ TEST_CASE("Gate: with memory back and callbacks under way, what takes memory pas
     CHECK(captures.gets_in());
 }
 
-TEST_CASE("Gate: while callbacks run, what takes memory is held where it names what still sleeps", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate,
+                 "Gate: while callbacks run, what takes memory is held where it names what still sleeps",
+                 "[gate]") {
     auto part = rule(OnTouch::fail);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(part);

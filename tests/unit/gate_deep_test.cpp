@@ -49,8 +49,7 @@ public:
 
 } // namespace
 
-TEST_CASE("Gate: a question passes a shut gate, and is no touch", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a question passes a shut gate, and is no touch", "[gate]") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     const auto touches = the_gate().activity().touches;
     Asker asker;
@@ -59,8 +58,7 @@ TEST_CASE("Gate: a question passes a shut gate, and is no touch", "[gate]") {
     CHECK(the_gate().wait_empty(after(k_patience), goes_on));
 }
 
-TEST_CASE("Gate: a deep sleep waits for questions, and holds what comes then", "[gate]") {
-    const DeepGate deep;
+TEST_CASE_METHOD(DeepGate, "Gate: a deep sleep waits for questions, and holds what comes then", "[gate]") {
     Asker first;
     REQUIRE(first.comes_to(Asker::At::inside));
     const auto late = DeepGate::go_deep(model::OnTouch::wait, k_moment);
@@ -76,9 +74,9 @@ TEST_CASE("Gate: a deep sleep waits for questions, and holds what comes then", "
     CHECK(second.comes_to(Asker::At::inside));
 }
 
-TEST_CASE("Gate: in a deep sleep a question is answered if it can be, while nobody waits for its thread",
-          "[gate]") {
-    const DeepGate deep;
+TEST_CASE_METHOD(
+    DeepGate, "Gate: in a deep sleep a question is answered if it can be, while nobody waits for its thread",
+    "[gate]") {
     bool was_inside = false;
     const auto is_answered = [&] {
         const Question question("cuAsk", [&] {
@@ -96,8 +94,7 @@ TEST_CASE("Gate: in a deep sleep a question is answered if it can be, while nobo
     the_gate().leave_deep();
 }
 
-TEST_CASE("Gate: who touches within a question and waits is not waited for", "[gate]") {
-    const DeepGate deep;
+TEST_CASE_METHOD(DeepGate, "Gate: who touches within a question and waits is not waited for", "[gate]") {
     HoldRule rule;
     rule.sleeping = {{0x1000, 0x2000}};
     the_gate().keep_shut(rule);
@@ -109,15 +106,13 @@ TEST_CASE("Gate: who touches within a question and waits is not waited for", "[g
     CHECK(asker.comes_to(Asker::At::inside));
 }
 
-TEST_CASE("Gate: in a deep sleep questions fail where touches do", "[gate]") {
-    const DeepGate deep;
+TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep questions fail where touches do", "[gate]") {
     REQUIRE(DeepGate::go_deep(model::OnTouch::fail));
     Asker asker;
     CHECK(asker.comes_to(Asker::At::refused));
 }
 
-TEST_CASE("Gate: in a deep sleep no pass lets anybody through", "[gate]") {
-    const DeepGate deep;
+TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep no pass lets anybody through", "[gate]") {
     REQUIRE(DeepGate::go_deep(model::OnTouch::fail));
     const gate::Pass pass;
     const Passage passage(Touch::submits, "cuTouch");

@@ -40,8 +40,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Gate: a thread's seat is the next one's after its end", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a thread's seat is the next one's after its end", "[gate]") {
     const auto* const mine = &gate::Seats::own();
     gate::Seat* first = nullptr;
     gate::Seat* second = nullptr;
@@ -67,8 +66,7 @@ TEST_CASE(
     CHECK(first != &gate::Seats::own());
 }
 
-TEST_CASE("Gate: abandoned while awake, it is open for good", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: abandoned while awake, it is open for good", "[gate]") {
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         the_gate().abandon();
@@ -79,8 +77,7 @@ TEST_CASE("Gate: abandoned while awake, it is open for good", "[gate]") {
     }));
 }
 
-TEST_CASE("Gate: abandoned while asleep, every touch fails, those that wait too", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: abandoned while asleep, every touch fails, those that wait too", "[gate]") {
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         if (!the_gate().close(after(k_patience), goes_on)) return false;
@@ -92,8 +89,7 @@ TEST_CASE("Gate: abandoned while asleep, every touch fails, those that wait too"
     }));
 }
 
-TEST_CASE("Gate: a child of fork has a gate that nobody has passed", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a child of fork has a gate that nobody has passed", "[gate]") {
     Toucher inside;
     REQUIRE(inside.gets_in());
     std::thread closer([&] { static_cast<void>(the_gate().close(after(k_patience), goes_on)); });

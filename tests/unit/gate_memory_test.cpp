@@ -30,8 +30,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Gate: a thread without memory for a seat is seen inside", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a thread without memory for a seat is seen inside", "[gate]") {
     const AllSeatsTaken taken;
     std::atomic<bool> may_leave{false};
     std::atomic<bool> is_inside{false};
@@ -51,8 +50,7 @@ TEST_CASE("Gate: a thread without memory for a seat is seen inside", "[gate]") {
     thread.join();
 }
 
-TEST_CASE("Gate: a touch whose waker finds no memory asks again", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a touch whose waker finds no memory asks again", "[gate]") {
     std::atomic<int> asked{0};
     the_gate().set_waker([&asked] {
         if (++asked == 1) throw std::bad_alloc();

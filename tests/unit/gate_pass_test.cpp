@@ -11,8 +11,7 @@ using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
 
-TEST_CASE("Gate: who holds a pass passes, and is not waited for", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass passes, and is not waited for", "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     {
         const Pass pass;
@@ -25,8 +24,7 @@ TEST_CASE("Gate: who holds a pass passes, and is not waited for", "[gate]") {
     CHECK_FALSE(passes(Touch::submits));
 }
 
-TEST_CASE("Gate: who shares a pass passes, until it stops or the pass ends", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass passes, until it stops or the pass ends", "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     Holder holder;
     CHECK_FALSE(passes(Touch::submits));
@@ -43,8 +41,7 @@ TEST_CASE("Gate: who shares a pass passes, until it stops or the pass ends", "[g
     CHECK(the_gate().unshare_pass());
 }
 
-TEST_CASE("Gate: who holds a pass is refused what sleeps, and waits for nothing", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass is refused what sleeps, and waits for nothing", "[gate]") {
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}, {3'000, 4'000}};
     const Names sleeping({{500, 600}, {1'999, 2'001}});
@@ -74,8 +71,7 @@ TEST_CASE("Gate: who holds a pass is refused what sleeps, and waits for nothing"
     CHECK(passes(Touch::submits, &sleeping));
 }
 
-TEST_CASE("Gate: what was freed asleep may be touched again while callbacks run", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: what was freed asleep may be touched again while callbacks run", "[gate]") {
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(part);
@@ -88,8 +84,7 @@ TEST_CASE("Gate: what was freed asleep may be touched again while callbacks run"
     CHECK(the_gate().phase() == gate::Gate::Phase::mapped);
 }
 
-TEST_CASE("Gate: who shares a pass is waited for after its end, and not before", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass is waited for after its end, and not before", "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     Holder holder;
     the_gate().share_pass(holder.number());
@@ -101,8 +96,7 @@ TEST_CASE("Gate: who shares a pass is waited for after its end, and not before",
     CHECK(the_gate().unshare_pass());
 }
 
-TEST_CASE("Gate: a thread that ends takes no pass to the next in its seat", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a thread that ends takes no pass to the next in its seat", "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     Holder holder;
     gate::Seat* first = nullptr;
@@ -119,8 +113,7 @@ TEST_CASE("Gate: a thread that ends takes no pass to the next in its seat", "[ga
     CHECK(first == second);
 }
 
-TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a call within a call that passed passes", "[gate]") {
     {
         const Passage passage(Touch::submits, "cuTouch");
         REQUIRE(passage.admitted());
@@ -130,8 +123,7 @@ TEST_CASE("Gate: a call within a call that passed passes", "[gate]") {
     CHECK_FALSE(passes(Touch::submits));
 }
 
-TEST_CASE("Gate: every touch counts, also within another and where it is held", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: every touch counts, also within another and where it is held", "[gate]") {
     const auto touches = [] { return the_gate().activity().touches; };
     const auto before = touches();
     CHECK(passes(Touch::submits));
@@ -159,8 +151,7 @@ TEST_CASE("Gate: every touch counts, also within another and where it is held", 
     CHECK_FALSE(the_gate().activity().is_inside);
 }
 
-TEST_CASE("Gate: who has a pass touches for an operation, and does not count", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: who has a pass touches for an operation, and does not count", "[gate]") {
     const auto before = the_gate().activity().touches;
     const auto check_unchanged = [&] {
         CHECK(the_gate().activity().touches == before);

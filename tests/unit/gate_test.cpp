@@ -60,16 +60,14 @@ private:
 
 } // namespace
 
-TEST_CASE("Gate: open, it holds nothing", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: open, it holds nothing", "[gate]") {
     const auto held = the_gate().waiting().held_ever;
     for (const auto touch : k_touches) CHECK(passes(touch));
     CHECK(the_gate().phase() == Gate::Phase::open);
     CHECK(the_gate().waiting().held_ever == held);
 }
 
-TEST_CASE("Gate: closing waits for those inside", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: closing waits for those inside", "[gate]") {
     Toucher inside;
     REQUIRE(inside.gets_in());
     std::atomic<bool> is_closed{false};
@@ -81,8 +79,7 @@ TEST_CASE("Gate: closing waits for those inside", "[gate]") {
     CHECK(is_closed);
 }
 
-TEST_CASE("Gate: closing that is late or withdrawn leaves it as it was", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: closing that is late or withdrawn leaves it as it was", "[gate]") {
     Toucher inside;
     REQUIRE(inside.gets_in());
     const auto late = the_gate().close(after(k_moment), goes_on);
@@ -95,8 +92,8 @@ TEST_CASE("Gate: closing that is late or withdrawn leaves it as it was", "[gate]
     CHECK(passes(Touch::submits));
 }
 
-TEST_CASE("Gate: draining, it lets one touch through when asked, the oldest first", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets one touch through when asked, the oldest first",
+                 "[gate]") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     CHECK_FALSE(the_gate().release_oldest());
     Toucher first;
@@ -117,8 +114,8 @@ TEST_CASE("Gate: draining, it lets one touch through when asked, the oldest firs
     CHECK_FALSE(the_gate().release_oldest());
 }
 
-TEST_CASE("Gate: whoever was let through counts as inside, however late it enters", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through counts as inside, however late it enters",
+                 "[gate]") {
     for (int i = 0; i < 100; ++i) {
         REQUIRE(the_gate().close(after(k_patience), goes_on));
         Toucher toucher;
@@ -131,8 +128,8 @@ TEST_CASE("Gate: whoever was let through counts as inside, however late it enter
     }
 }
 
-TEST_CASE("Gate: whoever was let through and comes too late is held like the others", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through and comes too late is held like the others",
+                 "[gate]") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     Toucher toucher;
     REQUIRE(waits(1));
@@ -143,8 +140,7 @@ TEST_CASE("Gate: whoever was let through and comes too late is held like the oth
     CHECK(toucher.stays_out()); // once let through, once held: not let through for ever
 }
 
-TEST_CASE("Gate: draining, it lets nobody through who waits because of a pause", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets nobody through who waits because of a pause", "[gate]") {
     auto paused = rule(OnTouch::wait);
     paused.paused = true;
     fall_asleep(paused);
@@ -164,8 +160,7 @@ TEST_CASE("Gate: draining, it lets nobody through who waits because of a pause",
     CHECK(later.gets_in()); // the pause is over
 }
 
-TEST_CASE("Gate: it can hold captures alone", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: it can hold captures alone", "[gate]") {
     the_gate().hold_captures();
     Toucher capture(Touch::captures);
     REQUIRE(waits(1));
@@ -176,8 +171,7 @@ TEST_CASE("Gate: it can hold captures alone", "[gate]") {
     CHECK(capture.gets_in());
 }
 
-TEST_CASE("Gate: asleep, touches wait until it opens", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches wait until it opens", "[gate]") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] { ++wakes; });
     const auto held = the_gate().waiting().held_ever;
@@ -197,8 +191,8 @@ TEST_CASE("Gate: asleep, touches wait until it opens", "[gate]") {
     CHECK(wakes == 0);
 }
 
-TEST_CASE("Gate: asleep, touches go on without a wake once all that slept was freed", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches go on without a wake once all that slept was freed",
+                 "[gate]") {
     auto how = rule(OnTouch::wait);
     how.sleeping = {{1'000, 2'000}, {3'000, 6'000}};
     fall_asleep(std::move(how));
@@ -214,8 +208,7 @@ TEST_CASE("Gate: asleep, touches go on without a wake once all that slept was fr
     CHECK(Gate::is_open());
 }
 
-TEST_CASE("Gate: paused, touches wait although nothing sleeps any more", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: paused, touches wait although nothing sleeps any more", "[gate]") {
     auto how = rule(OnTouch::wait);
     how.sleeping = {{1'000, 2'000}};
     how.paused = true;
@@ -228,8 +221,8 @@ TEST_CASE("Gate: paused, touches wait although nothing sleeps any more", "[gate]
     CHECK(waiting.gets_in());
 }
 
-TEST_CASE("Gate: what is held is told that the gate opens, long before it would look again", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: what is held is told that the gate opens, long before it would look again",
+                 "[gate]") {
     bool is_told = false;
     for (int tries = 0; !is_told && tries < 5; ++tries) { // a busy machine may be late
         fall_asleep(rule(OnTouch::wait));
@@ -244,8 +237,7 @@ TEST_CASE("Gate: what is held is told that the gate opens, long before it would 
     CHECK(is_told);
 }
 
-TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches ask to be woken, not more than once a second", "[gate]") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] { ++wakes; });
     fall_asleep(rule(OnTouch::wake));
@@ -259,8 +251,9 @@ TEST_CASE("Gate: asleep, touches ask to be woken, not more than once a second", 
     CHECK(second.gets_in());
 }
 
-TEST_CASE("Gate: a touch asks at once, however shortly before the last sleep was ended by one", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate,
+                 "Gate: a touch asks at once, however shortly before the last sleep was ended by one",
+                 "[gate]") {
     the_gate().set_waker([] {});
     for (int i = 0; i < 3; ++i) {
         fall_asleep(rule(OnTouch::wake));
@@ -276,8 +269,7 @@ TEST_CASE("Gate: a touch asks at once, however shortly before the last sleep was
     }
 }
 
-TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a touch that asked to be woken waits no longer than its limit", "[gate]") {
     the_gate().set_waker([] { the_gate().wake_refused(); });
     fall_asleep(rule(OnTouch::wake, Milliseconds(200)));
     const auto start = Clock::now();
@@ -288,8 +280,8 @@ TEST_CASE("Gate: a touch that asked to be woken waits no longer than its limit",
     CHECK(the_gate().waiting().held_now == 0);
 }
 
-TEST_CASE("Gate: a touch with little time asks in it, though another has just asked", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a touch with little time asks in it, though another has just asked",
+                 "[gate]") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] {
         ++wakes;
@@ -303,8 +295,8 @@ TEST_CASE("Gate: a touch with little time asks in it, though another has just as
     }
 }
 
-TEST_CASE("Gate: a touch with no time has the wake that it asks for, and no other", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a touch with no time has the wake that it asks for, and no other",
+                 "[gate]") {
     std::atomic<int> wakes{0};
     const auto limit = GENERATE(Milliseconds(0), Milliseconds(1));
     SECTION("which comes, if late") {
@@ -327,8 +319,7 @@ TEST_CASE("Gate: a touch with no time has the wake that it asks for, and no othe
     }
 }
 
-TEST_CASE("Gate: a touch asks at once after a wake that nobody wanted any more", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a touch asks at once after a wake that nobody wanted any more", "[gate]") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] { ++wakes; });
     fall_asleep(rule(OnTouch::wake, std::nullopt));
@@ -342,8 +333,7 @@ TEST_CASE("Gate: a touch asks at once after a wake that nobody wanted any more",
     CHECK(touch.gets_in());
 }
 
-TEST_CASE("Gate: asleep, touches fail where that was chosen", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches fail where that was chosen", "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     for (const auto touch : k_touches) CHECK(passes(touch) == (touch == Touch::ends));
     Toucher refused;
@@ -352,15 +342,14 @@ TEST_CASE("Gate: asleep, touches fail where that was chosen", "[gate]") {
     CHECK(passes(Touch::submits));
 }
 
-TEST_CASE("Gate: a refused touch counts as outside", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a refused touch counts as outside", "[gate]") {
     fall_asleep(rule(OnTouch::fail));
     CHECK_FALSE(passes(Touch::submits));
     std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
 }
 
-TEST_CASE("Gate: a thread that is cancelled while it waits ends when its call is done", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a thread that is cancelled while it waits ends when its call is done",
+                 "[gate]") {
     const Handler tests([](int) { ::pthread_testcancel(); });
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     std::atomic<bool> is_through{false};
@@ -386,8 +375,9 @@ TEST_CASE("Gate: a thread that is cancelled while it waits ends when its call is
     CHECK(is_through);
 }
 
-TEST_CASE("Gate: a call that its thread has left by a jump is not waited for once it calls again", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate,
+                 "Gate: a call that its thread has left by a jump is not waited for once it calls again",
+                 "[gate]") {
     const bool asks = GENERATE(false, true);
     std::atomic<bool> is_out{false};
     std::atomic<bool> may_call{false};
@@ -441,8 +431,7 @@ TEST_CASE("Gate: a call that its thread has left by a jump is not waited for onc
     CHECK(the_gate().close(after(k_patience), goes_on));
 }
 
-TEST_CASE("Gate: a thread may jump away from it while it waits", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a thread may jump away from it while it waits", "[gate]") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_out{false};
@@ -472,8 +461,8 @@ TEST_CASE("Gate: a thread may jump away from it while it waits", "[gate]") {
     CHECK(the_gate().close(after(k_patience), goes_on));
 }
 
-TEST_CASE("Gate: a handler may call while its thread is held, whose call counts afterwards", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a handler may call while its thread is held, whose call counts afterwards",
+                 "[gate]") {
     static std::atomic<int> s_calls{0};
     s_calls = 0;
     const Handler calls([](int) {
@@ -504,8 +493,7 @@ TEST_CASE("Gate: a handler may call while its thread is held, whose call counts 
     thread.join();
 }
 
-TEST_CASE("Gate: who jumps away from it leaves nothing of the stack in its list", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: who jumps away from it leaves nothing of the stack in its list", "[gate]") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<int> jumped{0};
@@ -532,9 +520,10 @@ TEST_CASE("Gate: who jumps away from it leaves nothing of the stack in its list"
     fall_asleep(rule(OnTouch::wait));
 }
 
-TEST_CASE("Gate: who has jumped away from it is not waited for when it is released, nor once it has ended",
-          "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(
+    OpenGate,
+    "Gate: who has jumped away from it is not waited for when it is released, nor once it has ended",
+    "[gate]") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_out{false};
@@ -558,8 +547,7 @@ TEST_CASE("Gate: who has jumped away from it is not waited for when it is releas
     CHECK(the_gate().waiting().held_now == 0);
 }
 
-TEST_CASE("Gate: a call on another stack within a call leaves that counted", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves that counted", "[gate]") {
     constexpr std::size_t k_half = std::size_t{1} << 18;
     static ucontext_t s_within;
     static ucontext_t s_after;
@@ -618,8 +606,7 @@ TEST_CASE("Gate: a call on another stack within a call leaves that counted", "[g
     ::munmap(memory, 2 * k_half);
 }
 
-TEST_CASE("Gate: nobody is inside while it is closed", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed", "[gate]") {
     constexpr int k_threads = 8;
     constexpr int k_passes = 100'000;
     constexpr int k_closings = 200;
@@ -673,8 +660,8 @@ TEST_CASE("Gate: nobody is inside while it is closed", "[gate]") {
     CHECK(refused == 0);
 }
 
-TEST_CASE("Gate: a touch that waits says so, and holds nobody up where nobody reads it", "[gate]") {
-    const OpenGate open;
+TEST_CASE_METHOD(OpenGate, "Gate: a touch that waits says so, and holds nobody up where nobody reads it",
+                 "[gate]") {
     const PipeAsError pipe;
     const bool is_full = GENERATE(false, true);
     if (is_full) pipe.fill();

@@ -188,19 +188,19 @@ TEST_CASE("Host account: where there is no private directory, a process counts i
 TEST_CASE("Host account: who is short has others give back what they can do without", "[host_account]") {
     const Scratch scratch;
     HostAccount short_of(scratch.path());
-    HostAccount retaining(scratch.path());
+    HostAccount retainer(scratch.path());
     short_of.limit(100);
-    REQUIRE(retaining.take(80));
+    REQUIRE(retainer.take(80));
     int looks = 0;
     const auto look = [&]() -> Result<void> {
-        if (++looks == 1) CHECK(retaining.is_wanted());
-        if (looks == 2) retaining.give(30);
+        if (++looks == 1) CHECK(retainer.is_wanted());
+        if (looks == 2) retainer.give(30);
         return {};
     };
     CHECK(short_of.await(50, Milliseconds(10'000), look));
     CHECK(looks == 0); // nobody can do without anything
-    CHECK_FALSE(retaining.is_wanted());
-    retaining.note_spare(30);
+    CHECK_FALSE(retainer.is_wanted());
+    retainer.note_spare(30);
     CHECK(short_of.room()->spare == 30);
     CHECK(short_of.await(20, Milliseconds(10'000), look));
     CHECK(looks == 0); // there is room
@@ -211,9 +211,9 @@ TEST_CASE("Host account: who is short has others give back what they can do with
     CHECK(looks > 2);
     const auto withdraw = []() -> Result<void> { return make_error(ErrorCode::cancelled, "withdrawn"); };
     CHECK(short_of.await(50, Milliseconds(10'000), withdraw).error().code == ErrorCode::cancelled);
-    CHECK(becomes_false([&] { return retaining.is_wanted(); }));
-    retaining.limit(99);
-    CHECK(retaining.is_wanted()); // they hold 100
+    CHECK(becomes_false([&] { return retainer.is_wanted(); }));
+    retainer.limit(99);
+    CHECK(retainer.is_wanted()); // they hold 100
 }
 
 TEST_CASE("Host account: shares go along with what they are for", "[host_account]") {

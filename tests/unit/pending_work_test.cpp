@@ -72,8 +72,7 @@ std::uint64_t events_made() {
 
 } // namespace
 
-TEST_CASE("Events: waiting for an event is as its context's flags say", "[pending_work]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Events: waiting for an event is as its context's flags say", "[pending_work]") {
     const auto api = load_noting();
     const auto flags = GENERATE(CU_CTX_SCHED_AUTO, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD,
                                 CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
@@ -88,8 +87,8 @@ TEST_CASE("Events: waiting for an event is as its context's flags say", "[pendin
     CHECK(agent::intercepted::take_event(api, own.handle) == event);
 }
 
-TEST_CASE("Events: an event that comes back after its context's end is nobody's", "[pending_work]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Events: an event that comes back after its context's end is nobody's",
+                 "[pending_work]") {
     const auto api = load();
     auto& contexts = agent::registry::books().contexts;
     const OwnContext own;
@@ -125,15 +124,15 @@ TEST_CASE("Pending work: where memory is short one event is lost, and no other",
     CHECK(events_made() == made + 1);
 }
 
-TEST_CASE("Pending work: captures begin while it waits, on drivers of any age", "[pending_work]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Pending work: captures begin while it waits, on drivers of any age",
+                 "[pending_work]") {
     const auto api = GENERATE(false, true) ? load_old() : load();
     auto* const busy = make_stream();
     auto* const captured = make_stream();
     const auto before = sim_live_objects().plain_bytes;
     const Gate gate(busy);
     PendingWork work(api);
-    auto notes = std::async(std::launch::async, [&] { work.note(session.context); });
+    auto notes = std::async(std::launch::async, [&] { work.note(context); });
     const bool is_noted = notes.wait_for(k_patience) == std::future_status::ready;
     CHECK(is_noted); // without waiting
     if (!is_noted) gate.release();
@@ -150,34 +149,33 @@ TEST_CASE("Pending work: captures begin while it waits, on drivers of any age", 
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Pending work: without memory on the device it waits at once", "[pending_work]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Pending work: without memory on the device it waits at once", "[pending_work]") {
     const auto api = load_old();
     sim_fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, SIM_ONCE);
     const auto waits = sim_calls("cuCtxSynchronize");
     PendingWork work(api);
-    work.note(session.context);
+    work.note(context);
     CHECK(sim_calls("cuCtxSynchronize") == waits + 1);
 }
 
-TEST_CASE("Pending work: what was noted and not waited for leaves nothing behind", "[pending_work]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Pending work: what was noted and not waited for leaves nothing behind",
+                 "[pending_work]") {
     const auto api = load_old();
     const auto before = sim_live_objects().plain_bytes;
-    PendingWork(api).note(session.context);
+    PendingWork(api).note(context);
     CHECK(sim_live_objects().plain_bytes == before);
 }
 
-TEST_CASE("Pending work: who only looks waits for nothing, and breaks no capture that has begun since",
-          "[pending_work]") {
-    const Session session;
+TEST_CASE_METHOD(Session,
+                 "Pending work: who only looks waits for nothing, and breaks no capture that has begun since",
+                 "[pending_work]") {
     const auto api = load();
     auto* const busy = make_stream();
     auto* const captured = make_stream();
     const Gate gate(busy);
-    take_events_of(session.context); // of an earlier session
+    take_events_of(context); // of an earlier session
     PendingWork work(api, PendingWork::Way::to_look);
-    REQUIRE(work.note(session.context));
+    REQUIRE(work.note(context));
     CHECK_FALSE(work.is_done());
     REQUIRE(cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     CHECK_FALSE(work.is_done());
@@ -191,13 +189,13 @@ TEST_CASE("Pending work: who only looks waits for nothing, and breaks no capture
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Pending work: a driver before 12.5 cannot be looked at, and is not waited for", "[pending_work]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Pending work: a driver before 12.5 cannot be looked at, and is not waited for",
+                 "[pending_work]") {
     const auto api = load_old();
     const auto before = sim_live_objects().plain_bytes;
     const auto waits = sim_calls("cuCtxSynchronize");
     PendingWork work(api, PendingWork::Way::to_look);
-    CHECK_FALSE(work.note(session.context));
+    CHECK_FALSE(work.note(context));
     CHECK(sim_live_objects().plain_bytes == before);
     CHECK(sim_calls("cuCtxSynchronize") == waits);
 }

@@ -7,9 +7,9 @@
 
 using namespace gpu_sleep::sim::testing;
 
-TEST_CASE("Simulated driver: what belongs to a context dies with it, and stale handles are errors",
-          "[simulated_driver]") {
-    const Session session;
+TEST_CASE_METHOD(Session,
+                 "Simulated driver: what belongs to a context dies with it, and stale handles are errors",
+                 "[simulated_driver]") {
     const auto before = sim_live_objects();
     CUcontext context = nullptr;
     REQUIRE(cuCtxCreate(&context, nullptr, 0, 0) == CUDA_SUCCESS);
@@ -46,8 +46,7 @@ TEST_CASE("Simulated driver: what belongs to a context dies with it, and stale h
     CHECK(after.host_registrations == before.host_registrations);
 }
 
-TEST_CASE("Simulated driver: what was destroyed is no longer known", "[simulated_driver]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Simulated driver: what was destroyed is no longer known", "[simulated_driver]") {
     const auto stream = make_stream();
     const auto event = make_event();
     REQUIRE(cuEventDestroy(event) == CUDA_SUCCESS);
@@ -82,8 +81,7 @@ TEST_CASE("Simulated driver: what was destroyed is no longer known", "[simulated
     CHECK(launch(function, nullptr, std::uint64_t{0}) == CUDA_ERROR_INVALID_HANDLE);
 }
 
-TEST_CASE("Simulated driver: fresh memory is not zero", "[simulated_driver]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Simulated driver: fresh memory is not zero", "[simulated_driver]") {
     for (int round = 0; round < 2; ++round) {
         const Range range;
         const auto words = read<std::uint64_t>(range.address, range.bytes / 8);

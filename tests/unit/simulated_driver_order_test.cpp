@@ -7,8 +7,8 @@
 
 using namespace gpu_sleep::sim::testing;
 
-TEST_CASE("Simulated driver: memory released before its copy is over is detected", "[simulated_driver]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Simulated driver: memory released before its copy is over is detected",
+                 "[simulated_driver]") {
     Range range;
     PageLocked host(range.bytes);
     const auto stream = make_stream();
@@ -21,8 +21,8 @@ TEST_CASE("Simulated driver: memory released before its copy is over is detected
     CHECK(sim_fault_counts().illegal_accesses == 1);
 }
 
-TEST_CASE("Simulated driver: memory replaced before its copy is over is detected", "[simulated_driver]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Simulated driver: memory replaced before its copy is over is detected",
+                 "[simulated_driver]") {
     Range range;
     PageLocked host(range.bytes);
     const auto stream = make_stream();
@@ -47,9 +47,8 @@ TEST_CASE("Simulated driver: memory replaced before its copy is over is detected
     CHECK(sim_fault_counts().illegal_accesses == 1);
 }
 
-TEST_CASE("Simulated driver: page-locked memory given up before its copy is over is detected",
-          "[simulated_driver]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Simulated driver: page-locked memory given up before its copy is over is detected",
+                 "[simulated_driver]") {
     const Range range;
     const auto stream = make_stream();
     void* memory = ::mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

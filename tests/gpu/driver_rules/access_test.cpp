@@ -6,9 +6,7 @@
 
 using namespace gpu_sleep::driver_rules;
 
-TEST_CASE("Driver: a copy that was waited for leaves no trace", "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a copy that was waited for leaves no trace", "[driver_rules]") {
     PageLocked host(range.bytes);
     const auto bytes = random_bytes(range.bytes);
     REQUIRE(cuMemcpyHtoD(range.address, bytes.data(), range.bytes) == CUDA_SUCCESS);
@@ -24,10 +22,9 @@ TEST_CASE("Driver: a copy that was waited for leaves no trace", "[driver_rules]"
     range.bring_back();
 }
 
-TEST_CASE("Driver: copies and memsets of an unmapped address are refused at once, and do no harm",
-          "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange,
+                 "Driver: copies and memsets of an unmapped address are refused at once, and do no harm",
+                 "[driver_rules]") {
     range.take_away();
     std::vector<std::byte> host(64);
     const auto stream = make_stream();
@@ -43,10 +40,8 @@ TEST_CASE("Driver: copies and memsets of an unmapped address are refused at once
     range.bring_back();
 }
 
-TEST_CASE("Driver: a kernel that writes an unmapped address faults, and the context is lost",
-          "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a kernel that writes an unmapped address faults, and the context is lost",
+                 "[driver_rules]") {
     std::vector<std::byte> host(64);
     const auto stream = make_stream();
     const auto fill = kernel("sim_fill");
@@ -59,9 +54,8 @@ TEST_CASE("Driver: a kernel that writes an unmapped address faults, and the cont
     if (const auto* sim = simulated()) CHECK(sim->fault_counts().illegal_accesses == 1);
 }
 
-TEST_CASE("Driver: a kernel that runs past the end of what is mapped faults", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a kernel that runs past the end of what is mapped faults",
+                 "[driver_rules]") {
     const auto fill = kernel("sim_fill");
     CUdeviceptr base = 0; // the second half stays without memory
     REQUIRE(cuMemAddressReserve(&base, 2 * k_granularity, 0, 0, 0) == CUDA_SUCCESS);
@@ -73,10 +67,9 @@ TEST_CASE("Driver: a kernel that runs past the end of what is mapped faults", "[
     CHECK(cuStreamSynchronize(stream) == CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-TEST_CASE("Driver: memory to which nobody was granted access is out of reach of copies and memsets",
-          "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange,
+                 "Driver: memory to which nobody was granted access is out of reach of copies and memsets",
+                 "[driver_rules]") {
     std::vector<std::byte> host(16);
     const auto stream = make_stream();
     range.take_away();
@@ -89,9 +82,8 @@ TEST_CASE("Driver: memory to which nobody was granted access is out of reach of 
     range.bring_back();
 }
 
-TEST_CASE("Driver: a kernel faults on memory to which nobody was granted access", "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a kernel faults on memory to which nobody was granted access",
+                 "[driver_rules]") {
     const auto stream = make_stream();
     const auto fill = kernel("sim_fill");
     range.take_away();

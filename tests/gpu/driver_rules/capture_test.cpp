@@ -71,10 +71,8 @@ CUresult end(CUstream stream) {
 
 } // namespace
 
-TEST_CASE("Driver: a captured graph replays on its addresses, after they were backed anew",
-          "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a captured graph replays on its addresses, after they were backed anew",
+                 "[driver_rules]") {
     PageLocked host(range.bytes);
     const auto stream = make_stream();
     const auto add = kernel("sim_add");
@@ -118,9 +116,8 @@ TEST_CASE("Driver: a captured graph replays on its addresses, after they were ba
     CHECK(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a graph whose addresses have no memory behind them faults", "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a graph whose addresses have no memory behind them faults",
+                 "[driver_rules]") {
     const auto stream = make_stream();
     const auto add = kernel("sim_add");
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
@@ -136,15 +133,13 @@ TEST_CASE("Driver: a graph whose addresses have no memory behind them faults", "
     CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
-TEST_CASE("Driver: calls of another thread break a capture as measured", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: calls of another thread break a capture as measured", "[driver_rules]") {
     const auto stream = make_stream();
     const auto own = make_stream();
     const auto broken_by = [&](CUstreamCaptureMode capture, CUstreamCaptureMode thread,
                                const UnsafeCall& unsafe) {
         REQUIRE(cuStreamBeginCapture(stream, capture) == CUDA_SUCCESS);
-        const auto status = on_another_thread(session.context, thread, [&] { return unsafe.call(own); });
+        const auto status = on_another_thread(context, thread, [&] { return unsafe.call(own); });
         const bool broken = end(stream) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         CHECK((status == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) == broken);
         return broken;
@@ -166,17 +161,15 @@ TEST_CASE("Driver: calls of another thread break a capture as measured", "[drive
     }
     const UnsafeCall synchronize{"cuCtxSynchronize", [](CUstream) { return cuCtxSynchronize(); }};
     auto* const event = make_event(CU_EVENT_DISABLE_TIMING);
-    const UnsafeCall record{"cuCtxRecordEvent",
-                            [&](CUstream) { return cuCtxRecordEvent(session.context, event); }};
+    const UnsafeCall record{"cuCtxRecordEvent", [&](CUstream) { return cuCtxRecordEvent(context, event); }};
     for (const auto mode : {k_global, k_local, k_relaxed}) {
         CHECK(broken_by(mode, k_relaxed, synchronize));
         CHECK(broken_by(mode, k_relaxed, record));
     }
 }
 
-TEST_CASE("Driver: the capturing thread may not make unsafe calls unless it relaxed", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: the capturing thread may not make unsafe calls unless it relaxed",
+                 "[driver_rules]") {
     CUdeviceptr address = 0;
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
     CHECK(cuMemAlloc(&address, 16) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -195,8 +188,7 @@ TEST_CASE("Driver: the capturing thread may not make unsafe calls unless it rela
     if (const auto* sim = simulated()) CHECK(sim->fault_counts().broken_captures == 2);
 }
 
-TEST_CASE("Driver: asking about a capture does no harm", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: asking about a capture does no harm", "[driver_rules]") {
     const auto stream = make_stream(CU_STREAM_DEFAULT);
     CUstreamCaptureStatus status{};
     REQUIRE(cuStreamIsCapturing(nullptr, &status) == CUDA_SUCCESS);
@@ -217,9 +209,8 @@ TEST_CASE("Driver: asking about a capture does no harm", "[driver_rules]") {
     CHECK(end(stream) == CUDA_ERROR_ILLEGAL_STATE);
 }
 
-TEST_CASE("Driver: legacy work breaks the captures that it would depend on", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: legacy work breaks the captures that it would depend on",
+                 "[driver_rules]") {
     const auto blocking = make_stream(CU_STREAM_DEFAULT);
     REQUIRE(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
     CHECK(cuMemsetD8(range.address, 1, 16) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
@@ -233,9 +224,7 @@ TEST_CASE("Driver: legacy work breaks the captures that it would depend on", "[d
     REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: streams join a capture by events, and must come back", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: streams join a capture by events, and must come back", "[driver_rules]") {
     const auto origin = make_stream();
     const auto branch = make_stream();
     CUevent fork = nullptr;
@@ -277,8 +266,7 @@ TEST_CASE("Driver: streams join a capture by events, and must come back", "[driv
     CHECK(cuStreamSynchronize(branch) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: who waits for an event amid a capture may break it", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: who waits for an event amid a capture may break it", "[driver_rules]") {
     const auto origin = make_stream();
     const auto outside = make_stream();
     CUevent done = nullptr;
@@ -302,15 +290,14 @@ TEST_CASE("Driver: who waits for an event amid a capture may break it", "[driver
     CHECK(cuEventSynchronize(captured) == CUDA_ERROR_INVALID_VALUE); // it never was recorded
 }
 
-TEST_CASE("Driver: a capture is over when another thread tries to end it", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a capture is over when another thread tries to end it",
+                 "[driver_rules]") {
     const auto outside = make_stream();
     auto* const event = make_event(CU_EVENT_DISABLE_TIMING);
     REQUIRE(cuEventRecord(event, outside) == CUDA_SUCCESS);
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) == CUDA_SUCCESS);
     const auto elsewhere =
-        on_another_thread(session.context, CU_STREAM_CAPTURE_MODE_GLOBAL, [&] { return end(stream); });
+        on_another_thread(context, CU_STREAM_CAPTURE_MODE_GLOBAL, [&] { return end(stream); });
     CHECK(elsewhere == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     CHECK(cuStreamWaitEvent(stream, event, 0) == CUDA_SUCCESS); // nothing is captured any more
     CHECK(end(stream) == CUDA_ERROR_ILLEGAL_STATE);
@@ -318,9 +305,7 @@ TEST_CASE("Driver: a capture is over when another thread tries to end it", "[dri
     if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
 }
 
-TEST_CASE("Driver: a capture does not wait for work outside of it", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a capture does not wait for work outside of it", "[driver_rules]") {
     const auto outside = make_stream();
     auto* const event = make_event(CU_EVENT_DISABLE_TIMING);
     REQUIRE(cuEventRecord(event, outside) == CUDA_SUCCESS);
@@ -330,8 +315,7 @@ TEST_CASE("Driver: a capture does not wait for work outside of it", "[driver_rul
     if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
 }
 
-TEST_CASE("Driver: a context that is destroyed while it captures", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a context that is destroyed while it captures", "[driver_rules]") {
     auto* const context = make_context(0);
     const auto stream = make_stream();
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
@@ -341,9 +325,7 @@ TEST_CASE("Driver: a context that is destroyed while it captures", "[driver_rule
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a synchronise breaks a capture", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a synchronise breaks a capture", "[driver_rules]") {
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (const auto* sim = simulated()) CHECK(sim->fault_counts().broken_captures == 1);

@@ -6,9 +6,7 @@
 
 using namespace gpu_sleep::driver_rules;
 
-TEST_CASE("Driver: copies of rectangles", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: copies of rectangles", "[driver_rules]") {
     const auto bytes = random_bytes(16 * 64);
     REQUIRE(cuMemcpyHtoD(range.address, bytes.data(), bytes.size()) == CUDA_SUCCESS);
     std::vector<std::byte> out(4 * 8);
@@ -35,9 +33,7 @@ TEST_CASE("Driver: copies of rectangles", "[driver_rules]") {
     CHECK(out[8] == bytes[64 + 8]);
 }
 
-TEST_CASE("Driver: copies of boxes, and of many pieces", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: copies of boxes, and of many pieces", "[driver_rules]") {
     const auto stream = make_stream();
     const auto bytes = random_bytes(4096);
     CUDA_MEMCPY3D box{};

@@ -19,8 +19,8 @@ CUgraphExec end_and_instantiate(CUstream stream, unsigned long long flags = 0) {
 
 } // namespace
 
-TEST_CASE("Driver: a captured allocation has memory from a launch until its free", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a captured allocation has memory from a launch until its free",
+                 "[driver_rules]") {
     const auto* sim = simulated();
     PageLocked host(64);
     const auto stream = make_stream();
@@ -58,9 +58,8 @@ TEST_CASE("Driver: a captured allocation has memory from a launch until its free
     if (sim) CHECK(sim->fault_counts().illegal_accesses == 0);
 }
 
-TEST_CASE("Driver: a capture refuses the free of what no graph allocated", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a capture refuses the free of what no graph allocated",
+                 "[driver_rules]") {
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(CUdeviceptr{4096}, stream) == CUDA_ERROR_INVALID_VALUE);
     CUgraph graph = nullptr;
@@ -68,8 +67,7 @@ TEST_CASE("Driver: a capture refuses the free of what no graph allocated", "[dri
     if (graph) CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: what a graph allocates and does not free lives on", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: what a graph allocates and does not free lives on", "[driver_rules]") {
     const auto* sim = simulated();
     const auto stream = make_stream();
     const auto before = free_bytes();
@@ -99,9 +97,8 @@ TEST_CASE("Driver: what a graph allocates and does not free lives on", "[driver_
     for (auto* const exec : {strict, frees}) REQUIRE(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a graph may free at a launch what its last launch left", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a graph may free at a launch what its last launch left",
+                 "[driver_rules]") {
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     const auto address = allocate_async(stream);
     const auto exec = end_and_instantiate(stream, CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
@@ -114,9 +111,8 @@ TEST_CASE("Driver: a graph may free at a launch what its last launch left", "[dr
     REQUIRE(cuGraphExecDestroy(exec) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a graph that allocates is instantiated once at a time", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a graph that allocates is instantiated once at a time",
+                 "[driver_rules]") {
     CUgraph graph = nullptr;
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     REQUIRE(cuMemFreeAsync(allocate_async(stream), stream) == CUDA_SUCCESS);
@@ -131,9 +127,9 @@ TEST_CASE("Driver: a graph that allocates is instantiated once at a time", "[dri
     REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a launch that finds too little memory keeps what it found as long as the process lives",
-          "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(
+    Session, "Driver: a launch that finds too little memory keeps what it found as long as the process lives",
+    "[driver_rules]") {
     const auto stream = make_stream();
     const auto before = free_bytes();
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);

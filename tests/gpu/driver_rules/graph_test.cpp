@@ -19,8 +19,7 @@ CUDA_KERNEL_NODE_PARAMS kernel_node(CUfunction function, void** parameters) {
 
 } // namespace
 
-TEST_CASE("Driver: a graph that was built node by node", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a graph that was built node by node", "[driver_rules]") {
     const Range from;
     const Range to;
     const auto stream = make_stream();
@@ -28,7 +27,7 @@ TEST_CASE("Driver: a graph that was built node by node", "[driver_rules]") {
     REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
     CUgraphNode nodes[3] = {};
     const CUDA_MEMSET_NODE_PARAMS memset{from.address, 0, 10, 4, 16, 1};
-    REQUIRE(cuGraphAddMemsetNode(&nodes[0], graph, nullptr, 0, &memset, session.context) == CUDA_SUCCESS);
+    REQUIRE(cuGraphAddMemsetNode(&nodes[0], graph, nullptr, 0, &memset, context) == CUDA_SUCCESS);
     auto address = from.address;
     auto count = std::uint64_t{16};
     auto increment = std::uint32_t{5};
@@ -42,9 +41,8 @@ TEST_CASE("Driver: a graph that was built node by node", "[driver_rules]") {
     copy.WidthInBytes = 64;
     copy.srcPitch = copy.dstPitch = 64;
     copy.srcHeight = copy.dstHeight = copy.Height = copy.Depth = 1;
-    REQUIRE(cuGraphAddMemcpyNode(&nodes[2], graph, nodes, 2, &copy, session.context) == CUDA_SUCCESS);
-    CHECK(cuGraphAddMemcpyNode(&nodes[2], nullptr, nodes, 2, &copy, session.context) ==
-          CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(cuGraphAddMemcpyNode(&nodes[2], graph, nodes, 2, &copy, context) == CUDA_SUCCESS);
+    CHECK(cuGraphAddMemcpyNode(&nodes[2], nullptr, nodes, 2, &copy, context) == CUDA_ERROR_INVALID_VALUE);
 
     CUDA_MEMSET_NODE_PARAMS shown_memset{};
     REQUIRE(cuGraphMemsetNodeGetParams(nodes[0], &shown_memset) == CUDA_SUCCESS);
@@ -88,9 +86,8 @@ TEST_CASE("Driver: a graph that was built node by node", "[driver_rules]") {
     REQUIRE(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a capture can extend a graph, which its failure destroys", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a capture can extend a graph, which its failure destroys",
+                 "[driver_rules]") {
     const auto stream = make_stream();
     CUgraph graph = nullptr;
     CUgraph captured = nullptr;
@@ -113,9 +110,7 @@ TEST_CASE("Driver: a capture can extend a graph, which its failure destroys", "[
     if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
 }
 
-TEST_CASE("Driver: streams set and await numbers in memory", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: streams set and await numbers in memory", "[driver_rules]") {
     const auto waiter = make_stream();
     const auto setter = make_stream();
     REQUIRE(cuMemsetD8(range.address, 0, 64) == CUDA_SUCCESS);
@@ -136,10 +131,8 @@ TEST_CASE("Driver: streams set and await numbers in memory", "[driver_rules]") {
     CHECK(cuStreamWaitValue32(setter, CUdeviceptr{4096}, 0, 0) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("Driver: several numbers are set and awaited at once, in a stream and in a graph",
-          "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: several numbers are set and awaited at once, in a stream and in a graph",
+                 "[driver_rules]") {
     const auto stream = make_stream();
     CUstreamBatchMemOpParams operations[2] = {};
     operations[0].writeValue = {CU_STREAM_MEM_OP_WRITE_VALUE_32, range.address, {5}, 0, 0};
@@ -152,7 +145,7 @@ TEST_CASE("Driver: several numbers are set and awaited at once, in a stream and 
     CUgraph graph = nullptr;
     CUgraphNode node = nullptr;
     CUgraphExec exec = nullptr;
-    CUDA_BATCH_MEM_OP_NODE_PARAMS batch{session.context, 1, operations, 0};
+    CUDA_BATCH_MEM_OP_NODE_PARAMS batch{context, 1, operations, 0};
     operations[0].writeValue.value = 6;
     REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
     REQUIRE(cuGraphAddBatchMemOpNode(&node, graph, nullptr, 0, &batch) == CUDA_SUCCESS);

@@ -16,8 +16,7 @@ TEST_CASE("Driver: statuses have names", "[driver_rules]") {
     CHECK(text == nullptr);
 }
 
-TEST_CASE("Driver: devices describe themselves", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: devices describe themselves", "[driver_rules]") {
     int count = 0;
     REQUIRE(cuDeviceGetCount(&count) == CUDA_SUCCESS);
     REQUIRE(count >= 1);
@@ -47,9 +46,7 @@ TEST_CASE("Driver: two devices are told apart, and may reach each other", "[driv
     CHECK(can == 1);
 }
 
-TEST_CASE("Driver: kernels", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: kernels", "[driver_rules]") {
     const auto fill = kernel("sim_fill");
     std::size_t offset = 0;
     std::size_t bytes = 0;
@@ -89,8 +86,7 @@ TEST_CASE("Driver: kernels", "[driver_rules]") {
     REQUIRE(cuModuleUnload(module) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: kernels of libraries", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: kernels of libraries", "[driver_rules]") {
     CUlibrary library = nullptr;
     CUkernel handle = nullptr;
     CUfunction function = nullptr;

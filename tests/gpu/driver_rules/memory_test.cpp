@@ -6,8 +6,8 @@
 
 using namespace gpu_sleep::driver_rules;
 
-TEST_CASE("Driver: granularity is 2 MiB, and sizes that do not fit it are refused", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: granularity is 2 MiB, and sizes that do not fit it are refused",
+                 "[driver_rules]") {
     const auto properties = properties_on(0);
     std::size_t granularity = 0;
     REQUIRE(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) ==
@@ -22,8 +22,8 @@ TEST_CASE("Driver: granularity is 2 MiB, and sizes that do not fit it are refuse
     CHECK(cuMemCreate(&handle, granularity, &elsewhere, 0) == CUDA_ERROR_INVALID_DEVICE);
 }
 
-TEST_CASE("Driver: a reservation keeps its address through release and creation", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a reservation keeps its address through release and creation",
+                 "[driver_rules]") {
     Range range(4 * k_granularity);
     const auto bytes = random_bytes(range.bytes);
     REQUIRE(cuMemcpyHtoD(range.address, bytes.data(), bytes.size()) == CUDA_SUCCESS);
@@ -38,9 +38,7 @@ TEST_CASE("Driver: a reservation keeps its address through release and creation"
     REQUIRE(cuMemAddressFree(taken, range.bytes) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: memory lives as long as its handle or a mapping", "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange, "Driver: memory lives as long as its handle or a mapping", "[driver_rules]") {
     REQUIRE(cuMemsetD8(range.address, 42, range.bytes) == CUDA_SUCCESS);
     CUmemGenericAllocationHandle retained = 0;
     REQUIRE(cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(range.address + 5)) ==
@@ -62,9 +60,7 @@ TEST_CASE("Driver: memory lives as long as its handle or a mapping", "[driver_ru
     range.bring_back();
 }
 
-TEST_CASE("Driver: one handle mapped twice shows the same bytes", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: one handle mapped twice shows the same bytes", "[driver_rules]") {
     const auto second = reserve(range.bytes);
     REQUIRE(cuMemMap(second, range.bytes, 0, range.handle(), 0) == CUDA_SUCCESS);
     REQUIRE(grant(second, range.bytes, 0, CU_MEM_ACCESS_FLAGS_PROT_READ) == CUDA_SUCCESS);
@@ -78,8 +74,7 @@ TEST_CASE("Driver: one handle mapped twice shows the same bytes", "[driver_rules
     REQUIRE(cuMemAddressFree(second, range.bytes) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: spans may have holes, but cut no mapping", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: spans may have holes, but cut no mapping", "[driver_rules]") {
     constexpr std::size_t k_parts = 4;
     const auto base = reserve(k_parts * k_granularity);
     const auto at = [&](std::size_t part) { return base + part * k_granularity; };
@@ -108,9 +103,9 @@ TEST_CASE("Driver: spans may have holes, but cut no mapping", "[driver_rules]") 
     REQUIRE(cuMemAddressFree(base, k_parts * k_granularity) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: access to a span ends at its first hole, and is refused where one begins or ends it",
-          "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(
+    Session, "Driver: access to a span ends at its first hole, and is refused where one begins or ends it",
+    "[driver_rules]") {
     // m: mapped, .: a hole. What is granted: nothing, or all that lies before the first hole.
     const std::string layout = GENERATE("m.", ".m", "m.m", "mm.m", "..", ".m.", "m..");
     const bool is_granted_before = GENERATE(false, true);
@@ -148,16 +143,13 @@ TEST_CASE("Driver: access to a span ends at its first hole, and is refused where
     REQUIRE(cuMemAddressFree(base, bytes) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: addresses are not freed while memory is mapped there", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: addresses are not freed while memory is mapped there", "[driver_rules]") {
     CHECK(cuMemAddressFree(range.address, range.bytes) == CUDA_ERROR_INVALID_VALUE);
     REQUIRE(cuMemsetD32(range.address, 77, 1) == CUDA_SUCCESS);
     CHECK(first_word(range.address) == 77);
 }
 
-TEST_CASE("Driver: a copy over a hole is refused", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a copy over a hole is refused", "[driver_rules]") {
     constexpr std::size_t k_parts = 3;
     const auto base = reserve(k_parts * k_granularity);
     const auto handle = create(k_granularity);
@@ -174,15 +166,14 @@ TEST_CASE("Driver: a copy over a hole is refused", "[driver_rules]") {
     REQUIRE(cuMemAddressFree(base, k_parts * k_granularity) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a handle that shows in two places is a whole mapping in each", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a handle that shows in two places is a whole mapping in each",
+                 "[driver_rules]") {
     const Range range(2 * k_granularity);
     CHECK(cuMemUnmap(range.address, k_granularity) == CUDA_ERROR_INVALID_VALUE);
     CHECK(grant(range.address + k_granularity, k_granularity, 0) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("Driver: a device can be full", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a device can be full", "[driver_rules]") {
     constexpr std::size_t k_spare = std::size_t{1} << 30; // others come and go
     const auto properties = properties_on(0);
     const auto before = free_bytes() / k_granularity * k_granularity;
@@ -196,9 +187,8 @@ TEST_CASE("Driver: a device can be full", "[driver_rules]") {
     CHECK(free_bytes() >= before - k_spare);
 }
 
-TEST_CASE("Driver: an exported handle is the same memory when it is imported", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: an exported handle is the same memory when it is imported",
+                 "[driver_rules]") {
     const auto bytes = random_bytes(range.bytes);
     REQUIRE(cuMemcpyHtoD(range.address, bytes.data(), bytes.size()) == CUDA_SUCCESS);
     int fd = -1;
@@ -233,9 +223,7 @@ TEST_CASE("Driver: an exported handle is the same memory when it is imported", "
     ::close(other);
 }
 
-TEST_CASE("Driver: an address is known while memory is mapped there", "[driver_rules]") {
-    const Session session;
-    Range range;
+TEST_CASE_METHOD(OnRange, "Driver: an address is known while memory is mapped there", "[driver_rules]") {
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
     int device = -1;

@@ -6,9 +6,8 @@
 
 using namespace gpu_sleep::driver_rules;
 
-TEST_CASE("Driver: plain allocations", "[driver_rules]") {
-    const Session session;
-    const auto address = allocate(1000);
+TEST_CASE_METHOD(Session, "Driver: plain allocations", "[driver_rules]") {
+    auto address = allocate(1000);
     CUdeviceptr begin = 0;
     std::size_t bytes = 0;
     REQUIRE(cuMemGetAddressRange(&begin, &bytes, address + 999) == CUDA_SUCCESS);
@@ -22,7 +21,7 @@ TEST_CASE("Driver: plain allocations", "[driver_rules]") {
     CHECK(cuMemUnmap(address, 4096) == CUDA_ERROR_INVALID_VALUE);
     CUcontext owner = nullptr;
     REQUIRE(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, address) == CUDA_SUCCESS);
-    CHECK(owner == session.context);
+    CHECK(owner == context);
     REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
     CHECK(cuMemFree(address) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemFree(0) == CUDA_SUCCESS);
@@ -33,9 +32,10 @@ TEST_CASE("Driver: plain allocations", "[driver_rules]") {
     REQUIRE(cuMemFree(address) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a thread without a current context frees memory and asks what a pointer is, and no more",
-          "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(
+    Session,
+    "Driver: a thread without a current context frees memory and asks what a pointer is, and no more",
+    "[driver_rules]") {
     CUdeviceptr large = 0;
     CUdeviceptr small = 0;
     CUdeviceptr kept = 0;
@@ -91,8 +91,7 @@ TEST_CASE("Driver: a free does not wait for another device's work on the memory"
     CHECK(cuMemFree(used) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: managed memory is for every device and the host", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: managed memory is for every device and the host", "[driver_rules]") {
     const auto last = device_count() - 1;
     CUdeviceptr address = 0;
     REQUIRE(cuMemAllocManaged(&address, k_granularity, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
@@ -118,8 +117,7 @@ TEST_CASE("Driver: managed memory is for every device and the host", "[driver_ru
           CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("Driver: page-locked memory", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: page-locked memory", "[driver_rules]") {
     constexpr std::size_t k_page = 4096;
     alignas(k_page) static std::byte pages[4 * k_page];
     const std::span memory(pages, 3 * k_page); // the fourth is not registered

@@ -48,10 +48,9 @@ bool grows_for(CUmemoryPool pool, std::size_t bytes, CUstream stream) {
 
 } // namespace
 
-TEST_CASE("Driver: a pool says what is used to the byte, what that takes, and the peaks of both",
-          "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream,
+                 "Driver: a pool says what is used to the byte, what that takes, and the peaks of both",
+                 "[driver_rules]") {
     for (auto* const pool : {default_pool(0), make_pool()}) {
         std::size_t used = 0;
         std::vector<CUdeviceptr> blocks;
@@ -80,9 +79,8 @@ TEST_CASE("Driver: a pool says what is used to the byte, what that takes, and th
     }
 }
 
-TEST_CASE("Driver: a pool keeps no more than its threshold at a synchronise", "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a pool keeps no more than its threshold at a synchronise",
+                 "[driver_rules]") {
     auto* const pool = make_pool();
     for (const std::size_t threshold : {std::size_t{0}, 100 * k_mib, k_all}) {
         set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold);
@@ -102,9 +100,7 @@ TEST_CASE("Driver: a pool keeps no more than its threshold at a synchronise", "[
     CHECK(number(pool, k_reserved) == 0);
 }
 
-TEST_CASE("Driver: a pool keeps what a stream has not freed yet", "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a pool keeps what a stream has not freed yet", "[driver_rules]") {
     auto* const other = make_stream();
     auto* const pool = make_pool();
     const auto block = allocate_from(pool, k_block, stream);
@@ -119,9 +115,8 @@ TEST_CASE("Driver: a pool keeps what a stream has not freed yet", "[driver_rules
     CHECK(number(pool, k_reserved) == 0);
 }
 
-TEST_CASE("Driver: a pool that is trimmed has as much left as is asked for", "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a pool that is trimmed has as much left as is asked for",
+                 "[driver_rules]") {
     auto* const pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     std::vector<CUdeviceptr> blocks;
@@ -143,9 +138,8 @@ TEST_CASE("Driver: a pool that is trimmed has as much left as is asked for", "[d
     CHECK(number(pool, k_reserved) == 0);
 }
 
-TEST_CASE("Driver: a pool keeps what cuMemFree gives it as its threshold allows", "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a pool keeps what cuMemFree gives it as its threshold allows",
+                 "[driver_rules]") {
     for (const std::size_t threshold : {std::size_t{0}, k_all}) {
         auto* const pool = make_pool();
         set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold);
@@ -160,9 +154,8 @@ TEST_CASE("Driver: a pool keeps what cuMemFree gives it as its threshold allows"
     }
 }
 
-TEST_CASE("Driver: a pool gives a stream again what it freed, and others what is done", "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a pool gives a stream again what it freed, and others what is done",
+                 "[driver_rules]") {
     auto* const other = make_stream();
     auto* const pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
@@ -185,10 +178,9 @@ TEST_CASE("Driver: a pool gives a stream again what it freed, and others what is
     synchronize(other);
 }
 
-TEST_CASE("Driver: a pool that must not look for itself gives others what the program has waited for",
-          "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream,
+                 "Driver: a pool that must not look for itself gives others what the program has waited for",
+                 "[driver_rules]") {
     auto* const other = make_stream();
     auto* const pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
@@ -213,9 +205,8 @@ TEST_CASE("Driver: a pool that must not look for itself gives others what the pr
     synchronize(other);
 }
 
-TEST_CASE("Driver: a pool gives a part of a large block that was freed, trimmed or not", "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a pool gives a part of a large block that was freed, trimmed or not",
+                 "[driver_rules]") {
     auto* const pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     const auto most = free_bytes();
@@ -233,9 +224,7 @@ TEST_CASE("Driver: a pool gives a part of a large block that was freed, trimmed 
     CHECK(number(pool, k_reserved) == 0);
 }
 
-TEST_CASE("Driver: a pool counts nothing of a capture", "[driver_rules]") {
-    const Session session;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a pool counts nothing of a capture", "[driver_rules]") {
     auto* const other = make_stream();
     auto* const pool = default_pool(0);
     const auto live = allocate_from(pool, k_block, other);
@@ -257,15 +246,15 @@ TEST_CASE("Driver: a pool counts nothing of a capture", "[driver_rules]") {
     check_figures(pool, 0, k_block + k_mib);
 }
 
-TEST_CASE("Driver: a pool's memory outlives the context that it was taken in", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a pool's memory outlives the context that it was taken in",
+                 "[driver_rules]") {
     auto* const pool = default_pool(0);
     auto* const own = make_context(0);
     auto* const stream = make_stream();
     const auto block = allocate_from(pool, k_block, stream);
     give({allocate_from(pool, k_block, stream)}, stream);
     REQUIRE(cuCtxDestroy(own) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(session.context) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
     check_figures(pool, k_block, 2 * k_block);
     REQUIRE(cuMemFreeAsync(block, nullptr) == CUDA_SUCCESS);
     REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
@@ -273,8 +262,7 @@ TEST_CASE("Driver: a pool's memory outlives the context that it was taken in", "
     CHECK(number(pool, k_reserved) == 0);
 }
 
-TEST_CASE("Driver: a pool refuses what no attribute can be", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a pool refuses what no attribute can be", "[driver_rules]") {
     auto* const pool = make_pool();
     cuuint64_t value = 1;
     for (const auto attribute : {k_used, k_used_high, k_reserved, k_reserved_high})

@@ -6,8 +6,7 @@
 
 using namespace gpu_sleep::driver_rules;
 
-TEST_CASE("Driver: stream-ordered memory is freed in its turn", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: stream-ordered memory is freed in its turn", "[driver_rules]") {
     const auto* sim = simulated();
     const auto stream = make_stream();
     const auto before = free_bytes();
@@ -36,15 +35,12 @@ TEST_CASE("Driver: stream-ordered memory is freed in its turn", "[driver_rules]"
     CHECK(none == 0);
 }
 
-TEST_CASE("Driver: freeing nothing in a stream is no error", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: freeing nothing in a stream is no error", "[driver_rules]") {
     CHECK(cuMemFreeAsync(0, make_stream()) == CUDA_SUCCESS);
     CHECK(cuMemFree(0) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: what may free what", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: what may free what", "[driver_rules]") {
     CHECK(cuMemFree(allocate_async(stream)) == CUDA_SUCCESS);
     const auto plain = allocate(4096);
     REQUIRE(cuMemFreeAsync(plain, stream) == CUDA_SUCCESS);
@@ -66,9 +62,7 @@ TEST_CASE("Driver: what may free what", "[driver_rules]") {
     // It goes with its context if nobody frees it.
 }
 
-TEST_CASE("Driver: pools of a device", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: pools of a device", "[driver_rules]") {
     constexpr std::size_t k_most = std::size_t{32} << 20;
     CUmemoryPool original = nullptr;
     CUmemoryPool current = nullptr;
@@ -112,9 +106,8 @@ TEST_CASE("Driver: a pool's memory is for the devices that it was opened to", "[
     REQUIRE(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a full device takes what pools keep, and waits for frees under way", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: a full device takes what pools keep, and waits for frees under way",
+                 "[driver_rules]") {
     const auto pool = make_pool();
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, k_all);
     const auto most = free_bytes() / 5 * 3;

@@ -28,8 +28,7 @@ TEST_CASE("Driver: nothing works before cuInit", "[driver_rules]") {
     CHECK(status == 0);
 }
 
-TEST_CASE("Driver: nothing works in a child of a process that used it", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: nothing works in a child of a process that used it", "[driver_rules]") {
     const auto pid = ::fork();
     if (pid == 0) {
         int count = 0;
@@ -69,9 +68,7 @@ TEST_CASE("child: imports memory and changes it", "[.child]") {
     REQUIRE(cuMemAddressFree(address, k_granularity) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: another process imports memory", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: another process imports memory", "[driver_rules]") {
     const auto bytes = random_bytes(4096);
     REQUIRE(cuMemcpyHtoD(range.address, bytes.data(), bytes.size()) == CUDA_SUCCESS);
     int fd = -1;
@@ -105,8 +102,7 @@ TEST_CASE("child: opens a plain allocation and changes it", "[.child]") {
     REQUIRE(cuIpcCloseMemHandle(address) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: another process opens a plain allocation", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: another process opens a plain allocation", "[driver_rules]") {
     const auto address = allocate(4096);
     REQUIRE(cuMemsetD8(address, 17, 4096) == CUDA_SUCCESS);
     REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);

@@ -63,6 +63,13 @@ private:
     sim_live before_{};
 };
 
+struct OnStream : Session {
+    const CUstream stream = make_stream();
+};
+struct OnRange : Session {
+    Range range;
+};
+
 [[nodiscard]] inline int device_count() {
     int count = 0;
     REQUIRE(cuInit(0) == CUDA_SUCCESS);

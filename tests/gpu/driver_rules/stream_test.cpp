@@ -6,9 +6,8 @@
 
 using namespace gpu_sleep::driver_rules;
 
-TEST_CASE("Driver: streams work in order, and later than they are given work", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: streams work in order, and later than they are given work",
+                 "[driver_rules]") {
     const auto stream = make_stream();
     const auto add = kernel("sim_add");
     std::vector<std::uint32_t> out(4);
@@ -22,9 +21,8 @@ TEST_CASE("Driver: streams work in order, and later than they are given work", "
     CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: a page-locked copy reads and writes when it is executed", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a page-locked copy reads and writes when it is executed",
+                 "[driver_rules]") {
     const auto stream = make_stream();
     PageLocked host(64);
     std::fill(host.data.begin(), host.data.end(), std::byte{1});
@@ -42,9 +40,8 @@ TEST_CASE("Driver: a page-locked copy reads and writes when it is executed", "[d
     CHECK(out[70] == std::byte{7});
 }
 
-TEST_CASE("Driver: copies between devices and memsets do not wait, whatever their name", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: copies between devices and memsets do not wait, whatever their name",
+                 "[driver_rules]") {
     const auto blocking = make_stream(CU_STREAM_DEFAULT);
     const Gate gate(blocking);
     REQUIRE(cuMemsetD8(range.address, 3, 64) == CUDA_SUCCESS);
@@ -56,9 +53,8 @@ TEST_CASE("Driver: copies between devices and memsets do not wait, whatever thei
     CHECK(out == std::vector<std::byte>(128, std::byte{3}));
 }
 
-TEST_CASE("Driver: the legacy default stream waits for blocking streams, and they for it", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: the legacy default stream waits for blocking streams, and they for it",
+                 "[driver_rules]") {
     const auto blocking = make_stream(CU_STREAM_DEFAULT);
     const auto other = make_stream(CU_STREAM_DEFAULT);
     const auto free_stream = make_stream();
@@ -76,19 +72,17 @@ TEST_CASE("Driver: the legacy default stream waits for blocking streams, and the
     CHECK(out[0] == std::byte{4});
 }
 
-TEST_CASE("Driver: the default streams of threads are their own", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: the default streams of threads are their own", "[driver_rules]") {
     const auto mine = CU_STREAM_PER_THREAD;
     const Gate gate(mine);
     CHECK(cuStreamQuery(mine) == CUDA_ERROR_NOT_READY);
     std::thread([&] {
-        cuCtxSetCurrent(session.context);
+        cuCtxSetCurrent(context);
         CHECK(cuStreamQuery(CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
     }).join();
 }
 
-TEST_CASE("Driver: events", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: events", "[driver_rules]") {
     const auto first = make_stream();
     const auto second = make_stream();
     const auto event = make_event();
@@ -115,21 +109,19 @@ TEST_CASE("Driver: events", "[driver_rules]") {
     REQUIRE(cuEventDestroy(event) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: an event of a whole context waits for every stream of it", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: an event of a whole context waits for every stream of it",
+                 "[driver_rules]") {
     const auto event = make_event(CU_EVENT_DISABLE_TIMING);
     const Gate gate(stream);
-    REQUIRE(cuCtxRecordEvent(session.context, event) == CUDA_SUCCESS);
+    REQUIRE(cuCtxRecordEvent(context, event) == CUDA_SUCCESS);
     CHECK(cuEventQuery(event) == CUDA_ERROR_NOT_READY);
     gate.release();
     CHECK(cuEventSynchronize(event) == CUDA_SUCCESS);
     CHECK(cuEventQuery(event) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: host functions run in order and may not call the driver", "[driver_rules]") {
-    const Session session;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Driver: host functions run in order and may not call the driver",
+                 "[driver_rules]") {
     struct Seen {
         std::atomic<int> calls{0};
         std::atomic<int> status{0};
@@ -147,9 +139,7 @@ TEST_CASE("Driver: host functions run in order and may not call the driver", "[d
     if (simulated()) CHECK(seen.status == CUDA_ERROR_NOT_PERMITTED);
 }
 
-TEST_CASE("Driver: a destroyed stream still does its work", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: a destroyed stream still does its work", "[driver_rules]") {
     const auto stream = make_stream();
     const Gate gate(stream);
     REQUIRE(cuMemsetD8Async(range.address, 9, 64, stream) == CUDA_SUCCESS);
@@ -163,7 +153,7 @@ TEST_CASE("Driver: a destroyed stream still does its work", "[driver_rules]") {
 
 TEST_CASE("Driver: a device reset ends the primary context, and a new one is another", "[driver_rules]") {
     const auto device = device_count() - 1;
-    auto* const context = retain_primary(device);
+    auto* context = retain_primary(device);
     REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
     unsigned long long first = 0;
     unsigned long long second = 0;
@@ -194,7 +184,7 @@ TEST_CASE("Driver: who holds the primary context holds it after a device reset, 
         REQUIRE(cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS);
         return active == 1;
     };
-    auto* const context = retain_primary(device);
+    auto* context = retain_primary(device);
     REQUIRE(cuDevicePrimaryCtxReset(device) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_ERROR_INVALID_CONTEXT);
@@ -208,8 +198,7 @@ TEST_CASE("Driver: who holds the primary context holds it after a device reset, 
     CHECK_FALSE(is_active());
 }
 
-TEST_CASE("Driver: a context takes device memory, and gives it back", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: a context takes device memory, and gives it back", "[driver_rules]") {
     const auto before = free_bytes();
     auto* const context = make_context(0);
     const auto taken = before - free_bytes();
@@ -218,14 +207,13 @@ TEST_CASE("Driver: a context takes device memory, and gives it back", "[driver_r
     CHECK(free_bytes() >= before - taken / 2); // a real driver keeps some for the next
 }
 
-TEST_CASE("Driver: many threads at once", "[driver_rules]") {
-    const Session session;
+TEST_CASE_METHOD(Session, "Driver: many threads at once", "[driver_rules]") {
     std::vector<std::thread> threads;
     std::atomic<int> failures{0};
     for (unsigned t = 0; t < 4; ++t) {
         threads.emplace_back([&, t] {
             const auto check = [&](CUresult status) { failures += status != CUDA_SUCCESS; };
-            check(cuCtxSetCurrent(session.context));
+            check(cuCtxSetCurrent(context));
             CUstream stream = nullptr;
             check(cuStreamCreate(&stream, t % 2));
             CUmodule module = nullptr;

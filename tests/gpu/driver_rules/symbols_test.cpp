@@ -92,9 +92,7 @@ TEST_CASE("Driver: the first look-up there was is still there", "[driver_rules]"
     CHECK(found == symbol("cuMemAlloc_v2")); // as it was
 }
 
-TEST_CASE("Driver: the null stream of a thread", "[driver_rules]") {
-    const Session session;
-    const Range range;
+TEST_CASE_METHOD(OnRange, "Driver: the null stream of a thread", "[driver_rules]") {
     auto* const memset = as<decltype(cuMemsetD8Async)>(symbol("cuMemsetD8Async_ptsz"));
     auto* const query = as<decltype(cuStreamQuery)>(symbol("cuStreamQuery_ptsz"));
     auto* const launch_own = as<decltype(cuLaunchKernel)>(symbol("cuLaunchKernel_ptsz"));

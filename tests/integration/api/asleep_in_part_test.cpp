@@ -60,8 +60,8 @@ struct Touches {
 
 } // namespace
 
-TEST_CASE("Asleep in part: a callback is refused memory that sleeps besides, and goes on", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Asleep in part: a callback is refused memory that sleeps besides, and goes on",
+                 "[api]") {
     const TaggedMemory weights("weights", k_bytes);
     const TaggedMemory cache("kv_cache", k_bytes);
     const auto words = random_words(k_bytes, 1);
@@ -91,8 +91,8 @@ TEST_CASE("Asleep in part: a callback is refused memory that sleeps besides, and
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
-TEST_CASE("Asleep in part: what a callback does with a handle loses no contents that sleep", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Asleep in part: what a callback does with a handle loses no contents that sleep",
+                 "[api]") {
     const Mapped weights("weights");
     const TaggedMemory cache("kv_cache", k_bytes);
     const auto second = sim::testing::reserve(k_bytes);
@@ -122,8 +122,8 @@ TEST_CASE("Asleep in part: what a callback does with a handle loses no contents 
     check(cuMemAddressFree(second, k_bytes));
 }
 
-TEST_CASE("Asleep in part: a wake lets work through that a thread in the driver waits for", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Asleep in part: a wake lets work through that a thread in the driver waits for",
+                 "[api]") {
     const TaggedMemory weights("weights", k_bytes);
     const TaggedMemory cache("kv_cache", k_bytes);
     const Touches gpu_work;
@@ -154,9 +154,9 @@ TEST_CASE("Asleep in part: a wake lets work through that a thread in the driver 
     check(cuStreamDestroy(stream));
 }
 
-TEST_CASE("Asleep in part: a checked gate lets a program map memory of its own, and move nothing that sleeps",
-          "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(
+    Gpu, "Asleep in part: a checked gate lets a program map memory of its own, and move nothing that sleeps",
+    "[api]") {
     const Mapped weights("weights");
     const Mapped cache("kv_cache");
     const auto second = sim::testing::reserve(k_bytes);

@@ -196,7 +196,7 @@ TEST_CASE("Callbacks: one may remove itself, and does not run again", "[api]") {
 }
 
 TEST_CASE("Callbacks: those that free all that was to sleep are told that all is as before", "[api]") {
-    auto* const memory = allocate_tagged("cache", 4 * k_mib);
+    auto* memory = allocate_tagged("cache", 4 * k_mib);
     int told = 0;
     const Callbacks callbacks(
         [&](const gpu_sleep_event*) {

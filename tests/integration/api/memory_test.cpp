@@ -83,8 +83,7 @@ TEST_CASE("API: a name has 64 bytes at most, and is no number", "[api]") {
     CHECK(gpu_sleep_set_name("") == GPU_SLEEP_OK);
 }
 
-TEST_CASE("Scopes: the innermost of the thread names what is allocated", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Scopes: the innermost of the thread names what is allocated", "[api]") {
     check(gpu_sleep_push_tag("outer"));
     const TorchMemory first(4 * k_mib);
     check(gpu_sleep_push_tag("inner"));
@@ -129,8 +128,8 @@ TEST_CASE("PyTorch: its allocator gets memory, and NULL where there is none", "[
     CHECK(gpu.free_bytes() + 2 * k_mib >= before);
 }
 
-TEST_CASE("Access: what another device was allowed to read it reads after a sleep, too", "[api]") {
-    const Gpu owner(0);
+TEST_CASE_METHOD(Gpu, "Access: what another device was allowed to read it reads after a sleep, too",
+                 "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
     const auto words = random_words(memory.bytes(), 1);
     memory.write(words);
@@ -153,8 +152,8 @@ TEST_CASE("Access: what another device was allowed to read it reads after a slee
     CHECK(gpu_sleep_allow_access(&local, 1) == GPU_SLEEP_ERROR_NOT_OWNED);
 }
 
-TEST_CASE("Virtual memory: a call that maps it into arrays leaves what it is given as it was", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: a call that maps it into arrays leaves what it is given as it was",
+                 "[api]") {
     const sim::testing::Range range(4 * k_mib);
     CUarrayMapInfo map{};
     map.memOperationType = CU_MEM_OPERATION_TYPE_MAP;
@@ -166,8 +165,8 @@ TEST_CASE("Virtual memory: a call that maps it into arrays leaves what it is giv
     }
 }
 
-TEST_CASE("Retained: the program sets how much stays in host memory for the next sleep", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Retained: the program sets how much stays in host memory for the next sleep",
+                 "[api]") {
     const TaggedMemory weights("weights", 4 * k_mib);
     const auto contents = random_words(4 * k_mib, 5);
     weights.write(contents);
@@ -187,8 +186,7 @@ TEST_CASE("Retained: the program sets how much stays in host memory for the next
     CHECK(copies_of_next_sleep() == 0);
 }
 
-TEST_CASE("Kept: the program reads what is kept in host memory, and what is retained", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Kept: the program reads what is kept in host memory, and what is retained", "[api]") {
     const TaggedMemory weights("weights", 4 * k_mib);
     const TaggedMemory cache("cache", 2 * k_mib);
     auto contents = random_words(4 * k_mib, 5);
@@ -239,8 +237,7 @@ TEST_CASE("Kept: the program reads what is kept in host memory, and what is reta
     CHECK((cache.read() == others));
 }
 
-TEST_CASE("Kept: what is retained of a shared range is nobody's", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Kept: what is retained of a shared range is nobody's", "[api]") {
     auto first = std::make_optional<TaggedMemory>("shared", 4 * k_kib);
     const TaggedMemory second("shared", 4 * k_kib);
     const auto secret = random_words(4 * k_kib, 5);
@@ -257,8 +254,8 @@ TEST_CASE("Kept: what is retained of a shared range is nobody's", "[api]") {
     CHECK(gpu_sleep_read_kept(third.pointer(), 4 * k_kib, read.data()) == GPU_SLEEP_ERROR_REFUSED);
 }
 
-TEST_CASE("On the GPU: what the program keeps there stays with its neighbours, and is listed", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "On the GPU: what the program keeps there stays with its neighbours, and is listed",
+                 "[api]") {
     const TaggedMemory awake("awake", 4 * k_mib); // so that work on what is not asleep passes the gate
     const TaggedMemory sleeps("registered", 4 * k_mib);
     auto kept = std::make_optional<TaggedMemory>("registered", 4 * k_kib);
@@ -279,8 +276,8 @@ TEST_CASE("On the GPU: what the program keeps there stays with its neighbours, a
     CHECK(kept_on_gpu("bytes") == "none");
 }
 
-TEST_CASE("Waking within a limit: where copying takes longer, all sleeps on with its contents", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Waking within a limit: where copying takes longer, all sleeps on with its contents",
+                 "[api]") {
     const TaggedMemory weights("weights", 4 * k_mib);
     const auto contents = random_words(4 * k_mib, 5);
     weights.write(contents);
@@ -350,8 +347,8 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     CHECK(has_woken);
 }
 
-TEST_CASE("Freeing: it waits for the work that may use the memory, however small that is", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Freeing: it waits for the work that may use the memory, however small that is",
+                 "[api]") {
     const auto bytes = GENERATE(std::size_t{4096}, 4 * k_mib);
     const TaggedMemory neighbour("work", 4096);
     const auto stream = sim::testing::make_stream();
@@ -402,8 +399,7 @@ TEST_CASE("Freeing: it waits for no device that cannot reach the memory", "[api]
     check(cuStreamDestroy(stream));
 }
 
-TEST_CASE("Freeing: it breaks no capture that is under way", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Freeing: it breaks no capture that is under way", "[api]") {
     const auto stream = sim::testing::make_stream();
     auto* const memory = allocate_tagged("work", GENERATE(std::size_t{4096}, 4 * k_mib));
     check(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -415,8 +411,7 @@ TEST_CASE("Freeing: it breaks no capture that is under way", "[api]") {
     check(gpu_sleep_free(memory));
 }
 
-TEST_CASE("Freeing: what is not of the API is not its to free", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Freeing: what is not of the API is not its to free", "[api]") {
     const sim::testing::Range range(4 * k_mib);
     const auto plain = sim::testing::allocate(4 * k_mib);
     const TaggedMemory memory("weights", 4 * k_mib);
@@ -427,8 +422,7 @@ TEST_CASE("Freeing: what is not of the API is not its to free", "[api]") {
     check(cuMemFree(plain));
 }
 
-TEST_CASE("Freeing: memory that could not be freed is known as before", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Freeing: memory that could not be freed is known as before", "[api]") {
     auto* const memory = allocate_tagged("weights", 4 * k_mib);
     sim_fail("cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
     CHECK(gpu_sleep_free(memory) != GPU_SLEEP_OK);

@@ -45,8 +45,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Queries: who may reach memory is told the same of what sleeps", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Queries: who may reach memory is told the same of what sleeps", "[api]") {
     const Range range(4 * k_mib);
     const TaggedMemory memory("weights", 4 * k_mib);
     check(gpu_sleep_allow_access(memory.pointer(), 1));
@@ -74,8 +73,7 @@ TEST_CASE("Queries: who may reach memory is told the same of what sleeps", "[api
     check(cuMemFree(plain));
 }
 
-TEST_CASE("Queries: nothing is known of what lies past an allocation, awake or asleep", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Queries: nothing is known of what lies past an allocation, awake or asleep", "[api]") {
     constexpr std::size_t k_odd_bytes = 5 * k_mib; // of a range of 6 MiB
     CUdeviceptr plain = 0;
     CUdeviceptr pooled = 0;
@@ -118,8 +116,8 @@ TEST_CASE("Queries: nothing is known of what lies past an allocation, awake or a
     check(cuMemFree(plain));
 }
 
-TEST_CASE("Queries: a thread without a current context is told the same awake and asleep", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Queries: a thread without a current context is told the same awake and asleep",
+                 "[api]") {
     CUdeviceptr plain = 0;
     CUdeviceptr freed = 0;
     check(cuMemAlloc(&plain, 4 * k_mib));
@@ -151,8 +149,7 @@ TEST_CASE("Queries: a thread without a current context is told the same awake an
     check(cuMemFree(plain));
 }
 
-TEST_CASE("Queries: plain memory is its context's, and a pool's is no context's", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Queries: plain memory is its context's, and a pool's is no context's", "[api]") {
     CUcontext context = nullptr;
     check(cuCtxGetCurrent(&context));
     CUdeviceptr plain = 0;
@@ -174,8 +171,7 @@ TEST_CASE("Queries: plain memory is its context's, and a pool's is no context's"
     check(cuMemFree(plain));
 }
 
-TEST_CASE("Queries: no two allocations have the same id, whoever made them", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Queries: no two allocations have the same id, whoever made them", "[api]") {
     const auto id_of = [](CUdeviceptr address) {
         unsigned long long id = 0;
         check(cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address));
@@ -194,8 +190,8 @@ TEST_CASE("Queries: no two allocations have the same id, whoever made them", "[a
     check(cuMemFreeHost(host));
 }
 
-TEST_CASE("Queries: memory of the C API is described alike awake and asleep, and has no handle", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Queries: memory of the C API is described alike awake and asleep, and has no handle",
+                 "[api]") {
     const TaggedMemory first("weights", 4096);
     const TaggedMemory second("weights", 4096);
     const Range range(4 * k_mib);
@@ -228,8 +224,7 @@ TEST_CASE("Queries: memory of the C API is described alike awake and asleep, and
     wake();
 }
 
-TEST_CASE("Queries: a handle is found and described while contents move", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Queries: a handle is found and described while contents move", "[api]") {
     const Range range(4 * k_mib);
     SlowSleep slow;
     auto asked = std::async(std::launch::async, [&] {

@@ -23,8 +23,8 @@ bool works(CUmodule module, CUdeviceptr address, std::uint32_t value) {
 
 } // namespace
 
-TEST_CASE("Unload: modules and libraries go while memory sleeps, and those that stay work", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Unload: modules and libraries go while memory sleeps, and those that stay work",
+                 "[api]") {
     const TaggedMemory weights("weights", k_unload_bytes);
     const TaggedMemory scratch("scratch", k_unload_bytes);
     const auto words = random_words(k_unload_bytes, 1);

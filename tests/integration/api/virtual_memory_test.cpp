@@ -63,9 +63,9 @@ CUresult set_synchronous(CUdeviceptr address, unsigned value) {
 
 } // namespace
 
-TEST_CASE("Virtual memory: what could not be shared or mapped twice still sleeps, and what was shared stays",
-          "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(
+    Gpu, "Virtual memory: what could not be shared or mapped twice still sleeps, and what was shared stays",
+    "[api]") {
     const Range range(4 * k_mib);
     int descriptor = -1;
     CHECK(cuMemExportToShareableHandle(&descriptor, range.handle(), CU_MEM_HANDLE_TYPE_FABRIC, 0) !=
@@ -83,15 +83,14 @@ TEST_CASE("Virtual memory: what could not be shared or mapped twice still sleeps
     CHECK(bytes_that_sleep() == 0);
 }
 
-TEST_CASE("Virtual memory: what another device may hold by its address stays", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: what another device may hold by its address stays", "[api]") {
     const Range range(4 * k_mib);
     check(set_synchronous(range.address, 1));
     CHECK(bytes_that_sleep() == 0);
 }
 
-TEST_CASE("Virtual memory: what is mapped at several addresses stays, and shows the same at each", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: what is mapped at several addresses stays, and shows the same at each",
+                 "[api]") {
     const Range range(4 * k_mib);
     CHECK(bytes_that_sleep() == range.bytes);
     const auto second = sim::testing::reserve(range.bytes);
@@ -108,9 +107,9 @@ TEST_CASE("Virtual memory: what is mapped at several addresses stays, and shows 
     check(cuMemAddressFree(second, range.bytes));
 }
 
-TEST_CASE("Virtual memory: every device that was let at it at once is let at it after a sleep, too",
-          "[api]") {
-    const Gpu owner(0);
+TEST_CASE_METHOD(Gpu,
+                 "Virtual memory: every device that was let at it at once is let at it after a sleep, too",
+                 "[api]") {
     constexpr auto k_reserved = 4 * k_mib;
     const auto handle = driver_testing::create(k_reserved);
     const auto address = sim::testing::reserve(k_reserved);
@@ -135,8 +134,7 @@ TEST_CASE("Virtual memory: every device that was let at it at once is let at it 
     check(cuMemAddressFree(address, k_reserved));
 }
 
-TEST_CASE("Virtual memory: addresses are not given back while what they show sleeps", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: addresses are not given back while what they show sleeps", "[api]") {
     const Range range(4 * k_mib);
     const auto words = random_words(range.bytes, 1);
     check(cuMemcpyHtoD(range.address, words.data(), range.bytes));
@@ -149,8 +147,7 @@ TEST_CASE("Virtual memory: addresses are not given back while what they show sle
     CHECK(found == words);
 }
 
-TEST_CASE("Virtual memory: what lies behind a hole keeps the access that it had", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: what lies behind a hole keeps the access that it had", "[api]") {
     const Holed span;
     SECTION("none: then nobody can copy it, and it stays") {
         check(span.grant(0));
@@ -179,8 +176,7 @@ TEST_CASE("Virtual memory: what lies behind a hole keeps the access that it had"
     }
 }
 
-TEST_CASE("Virtual memory: memory of others between the program's own is no hole", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: memory of others between the program's own is no hole", "[api]") {
     const Holed span;
     const Range exported(k_part);
     int descriptor = -1;
@@ -197,8 +193,7 @@ TEST_CASE("Virtual memory: memory of others between the program's own is no hole
     check(cuMemRelease(imported));
 }
 
-TEST_CASE("Virtual memory: a span with a hole is unmapped as a whole, and once more", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: a span with a hole is unmapped as a whole, and once more", "[api]") {
     {
         const Holed span;
         for (const auto address : {span.begin, span.last}) check(sim::testing::grant(address, k_part, 0));
@@ -210,8 +205,7 @@ TEST_CASE("Virtual memory: a span with a hole is unmapped as a whole, and once m
     } // which unmaps, where nothing is any more
 }
 
-TEST_CASE("Virtual memory: it is mapped and unmapped while after-wake callbacks run", "[api]") {
-    const Gpu gpu(0);
+TEST_CASE_METHOD(Gpu, "Virtual memory: it is mapped and unmapped while after-wake callbacks run", "[api]") {
     const Range slept(4 * k_mib);
     const Range cached(4 * k_mib);
     const auto map = [&] {

@@ -60,8 +60,7 @@ TEST_CASE("Deep: a command that is stopped while all calls wait for it is named,
 }
 
 TEST_CASE("Deep: what another tool has done to it is found and taken as it is", "[deep]") {
-    DeepMachine machine;
-    machine.fall_asleep();
+    DeepSleeper machine;
     std::vector<std::string> steps{"restore"};
     if (GENERATE(false, true)) steps.emplace_back("unlock");
     auto other = machine.launch("checkpoint_steps", steps);

@@ -80,4 +80,8 @@ public:
     }
 };
 
+struct DeepSleeper : DeepMachine {
+    DeepSleeper() { fall_asleep(); }
+};
+
 } // namespace gpu_sleep::test

@@ -28,8 +28,7 @@ Piece fill(Host& other) {
 } // namespace
 
 TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves back", "[quick][deep]") {
-    DeepMachine machine;
-    machine.fall_asleep();
+    DeepSleeper machine;
     Host other(machine.plain());
     const auto filling = fill(other); // where it was there is no room
     CHECK(machine.command("gpu-wake").status == 7);
@@ -129,8 +128,7 @@ TEST_CASE("Deep move: a wake that is short of memory once it has moved goes on f
 }
 
 TEST_CASE("Deep move: others make room for it where it goes", "[deep]") {
-    DeepMachine machine;
-    machine.fall_asleep();
+    DeepSleeper machine;
     machine.wake({"--gpu", "0=1"});
     machine.fall_asleep();
     Host other(machine.here(captured_launch(k_linked)));

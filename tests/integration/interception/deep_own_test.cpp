@@ -286,8 +286,7 @@ TEST_CASE("Deep: it wakes though the program has changed its root meanwhile, or 
 
 TEST_CASE("Deep: the process outside that looks ends with its program, also beside a child of that",
           "[deep]") {
-    DeepMachine machine;
-    machine.fall_asleep();
+    DeepSleeper machine;
     const auto pid = machine.host.pid();
     REQUIRE(process_outside(pid, "look") != 0);
     machine.host.kill();

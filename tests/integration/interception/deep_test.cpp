@@ -127,8 +127,7 @@ TEST_CASE("Deep: such a call that comes while it goes deep wakes all of it, too"
 
 TEST_CASE("Deep: whoever asks for the end of work is answered, and any other question waits",
           "[quick][deep]") {
-    DeepMachine machine;
-    machine.fall_asleep();
+    DeepSleeper machine;
     CHECK(machine.host.tell("poll") == "0 0 0");
     machine.host.process().send("query " + machine.piece.number + " 0");
     pause_for(Milliseconds(100));
@@ -158,8 +157,7 @@ TEST_CASE("Deep: who frees is answered at once, or in its stream's turn, and it 
 }
 
 TEST_CASE("Deep: it ends when it is told to", "[deep]") {
-    DeepMachine machine;
-    machine.fall_asleep();
+    DeepSleeper machine;
     SECTION("by a signal") {
         machine.host.process().signal(SIGTERM);
         CHECK(machine.host.wait() == 128 + SIGTERM);
@@ -360,8 +358,7 @@ TEST_CASE("Deep: a request drops kept copies, and is refused, as of a plain slee
 
 TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "[deep]") {
     const Scratch place;
-    DeepMachine machine;
-    machine.fall_asleep();
+    DeepSleeper machine;
     const auto asked = machine.command("gpu-sleep", {"--release-retained"}); // of which there is nothing
     CHECK(asked.status == 0);
     CHECK(asked.json("/processes/0/report/changed") == "false");

@@ -11,22 +11,20 @@
 
 using namespace gpu_sleep::test;
 
-TEST_CASE("Lifetimes: a capture ends with its context", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: a capture ends with its context", "[lifetimes]") {
     const auto own = make_context(0);
     REQUIRE(cuStreamBeginCapture(make_stream(), CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     const auto address = allocate();
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
     CHECK(held() == 0);
 }
 
-TEST_CASE("Lifetimes: a capture ends with the thread whose stream it is", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: a capture ends with the thread whose stream it is", "[lifetimes]") {
     const auto address = allocate();
     std::thread([&] {
-        cuCtxSetCurrent(devices.contexts[0]);
+        cuCtxSetCurrent(contexts[0]);
         CHECK(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
         CHECK(cuMemFree(address) == CUDA_SUCCESS);
         CHECK(held() == k_bytes); // it waits
@@ -68,15 +66,13 @@ TEST_CASE("Lifetimes: a child of fork ends, whatever its parent's threads were a
     CHECK(status == 0);
 }
 
-TEST_CASE("Lifetimes: a capture is over when the wrong thread is to end it", "[lifetimes]") {
-    Devices devices;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Lifetimes: a capture is over when the wrong thread is to end it", "[lifetimes]") {
     const auto address = allocate();
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     CHECK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) != CUDA_SUCCESS);
     CUgraph graph = nullptr;
     std::thread([&] {
-        cuCtxSetCurrent(devices.contexts[0]);
+        cuCtxSetCurrent(contexts[0]);
         auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         CHECK(cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS);
         CHECK(cuMemFree(address) == CUDA_SUCCESS);
@@ -90,8 +86,7 @@ TEST_CASE("Lifetimes: a capture is over when the wrong thread is to end it", "[l
     CHECK(held() == 0);
 }
 
-TEST_CASE("Lifetimes: a capture goes on when the wrong stream is to end it", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: a capture goes on when the wrong stream is to end it", "[lifetimes]") {
     const auto origin = make_stream();
     const auto branch = make_stream();
     auto* const fork = make_event(CU_EVENT_DISABLE_TIMING);
@@ -173,9 +168,7 @@ TEST_CASE("Lifetimes: memory that is freed amid a capture can be had again when 
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: a capture ends with its stream", "[lifetimes]") {
-    Devices devices;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Lifetimes: a capture ends with its stream", "[lifetimes]") {
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
     const auto address = allocate();
     CHECK(cuMemFree(address) == CUDA_SUCCESS);

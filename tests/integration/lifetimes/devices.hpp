@@ -65,4 +65,8 @@ public:
     CUcontext contexts[2] = {};
 };
 
+struct OnStream : Devices {
+    const CUstream stream = make_stream();
+};
+
 } // namespace gpu_sleep::test

@@ -23,13 +23,12 @@ CUcontext owner_of(CUdeviceptr address) {
 
 } // namespace
 
-TEST_CASE("Green contexts: memory outlives the one that it was allocated in", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Green contexts: memory outlives the one that it was allocated in", "[lifetimes]") {
     CUcontext context = nullptr;
     auto* const green = make_green(context);
     REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
     const auto plain = allocate();
-    CHECK(owner_of(plain) == devices.contexts[0]);
+    CHECK(owner_of(plain) == contexts[0]);
     const auto stream = make_stream();
     const auto freed = allocate_async(stream);
     const auto kept = allocate_async(stream);
@@ -37,7 +36,7 @@ TEST_CASE("Green contexts: memory outlives the one that it was allocated in", "[
     REQUIRE(launch(kernel("sim_fill"), stream, plain, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(freed, stream) == CUDA_SUCCESS);
     REQUIRE(cuStreamBeginCapture(make_stream(), CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     CHECK(cuGreenCtxDestroy(green) ==
           CUDA_SUCCESS); // with its streams and their captures, but not their work
     CHECK(held() == 3 * k_bytes);
@@ -50,8 +49,7 @@ TEST_CASE("Green contexts: memory outlives the one that it was allocated in", "[
     CHECK(cuMemFreeAsync(other, nullptr) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Green contexts: one that stays keeps its capture", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Green contexts: one that stays keeps its capture", "[lifetimes]") {
     CUcontext context = nullptr;
     auto* const green = make_green(context);
     CUstream stream = nullptr;
@@ -68,9 +66,9 @@ TEST_CASE("Green contexts: one that stays keeps its capture", "[lifetimes]") {
     CHECK(held() == 0);
 }
 
-TEST_CASE("Green contexts: one that the driver does not convert holds the primary context too",
-          "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices,
+                 "Green contexts: one that the driver does not convert holds the primary context too",
+                 "[lifetimes]") {
     CUgreenCtx green = nullptr;
     sim_fail("cuCtxFromGreenCtx", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE); // when the agent asks
     REQUIRE(cuGreenCtxCreate(&green, nullptr, 0, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);
@@ -81,11 +79,10 @@ TEST_CASE("Green contexts: one that the driver does not convert holds the primar
     CHECK(held() == k_bytes);
     CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS);
     CHECK(held() == 0);
-    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Green contexts: the last to hold the primary context ends it", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Green contexts: the last to hold the primary context ends it", "[lifetimes]") {
     CUcontext context = nullptr;
     auto* const green = make_green(context);
     const auto address = allocate();
@@ -94,8 +91,8 @@ TEST_CASE("Green contexts: the last to hold the primary context ends it", "[life
     REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
     CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS);
     CHECK(held() == 0);
-    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     CHECK(cuMemFree(address) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemFree(allocate()) == CUDA_SUCCESS);
 }

@@ -9,8 +9,8 @@
 
 using namespace gpu_sleep::test;
 
-TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is first named", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: a pool is its device's, whichever is current when it is first named",
+                 "[lifetimes]") {
     cuuint64_t threshold = k_bytes;
     REQUIRE(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
             CUDA_SUCCESS);
@@ -19,7 +19,7 @@ TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is fi
     int device = -1;
     REQUIRE(cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS);
     CHECK(device == 1);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
     REQUIRE(launch(kernel("sim_fill"), nullptr, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(address, nullptr) == CUDA_SUCCESS);
@@ -28,15 +28,15 @@ TEST_CASE("Lifetimes: a pool is its device's, whichever is current when it is fi
           CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: access to a device's pool counts from before its first allocation on", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: access to a device's pool counts from before its first allocation on",
+                 "[lifetimes]") {
     CUmemAccessDesc grant{};
     grant.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     grant.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     REQUIRE(cuMemPoolSetAccess(default_pool(1), &grant, 1) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
     const auto address = allocate_async(nullptr);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     REQUIRE(launch(kernel("sim_fill"), nullptr, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
@@ -45,15 +45,15 @@ TEST_CASE("Lifetimes: access to a device's pool counts from before its first all
     CHECK(cuMemPoolSetAccess(default_pool(1), &grant, 1) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: plain memory of another device can be copied, and not be filled", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: plain memory of another device can be copied, and not be filled",
+                 "[lifetimes]") {
     const auto here = allocate();
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
     const auto there = allocate();
     const auto words = random_bytes(k_bytes);
     REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
 
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     CHECK(cuMemsetD8(there, 1, k_bytes) == CUDA_ERROR_INVALID_VALUE); // as the driver does with its own
     std::vector<std::byte> copy(k_bytes);
     REQUIRE(cuMemcpyDtoH(copy.data(), there, k_bytes) == CUDA_SUCCESS);
@@ -70,9 +70,9 @@ TEST_CASE("Lifetimes: plain memory of another device can be copied, and not be f
     CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: a pool that can be shared, or is made for a special use, is the driver's",
-          "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices,
+                 "Lifetimes: a pool that can be shared, or is made for a special use, is the driver's",
+                 "[lifetimes]") {
     CUmemPoolProps shared{};
     shared.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     shared.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
@@ -92,8 +92,7 @@ TEST_CASE("Lifetimes: a pool that can be shared, or is made for a special use, i
     }
 }
 
-TEST_CASE("Lifetimes: what a pool gave outlives it", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: what a pool gave outlives it", "[lifetimes]") {
     auto* const pool = make_pool();
     const auto stream = make_stream();
     CUdeviceptr first = 0;
@@ -128,8 +127,7 @@ TEST_CASE("Lifetimes: a pool ends while a context does that its blocks were free
     CHECK(held() == 0); // nobody else could say when the block's last user is done
 }
 
-TEST_CASE("Lifetimes: blocks and events of a context do not outlive it", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: blocks and events of a context do not outlive it", "[lifetimes]") {
     const auto before = held();
     const auto own = make_context(0);
     const auto stream = make_stream();
@@ -138,7 +136,7 @@ TEST_CASE("Lifetimes: blocks and events of a context do not outlive it", "[lifet
     allocate(); // dies with the context
     CHECK(cuMemFreeAsync(freed, stream) == CUDA_SUCCESS);
     CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     CHECK(held() == before + k_bytes);
     const auto other = allocate_async(nullptr);
     CHECK(cuMemFreeAsync(other, nullptr) == CUDA_SUCCESS);
@@ -146,42 +144,41 @@ TEST_CASE("Lifetimes: blocks and events of a context do not outlive it", "[lifet
     CHECK(used(default_pool(0)) == 0);
 }
 
-TEST_CASE("Lifetimes: a context that stays keeps what it has", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: a context that stays keeps what it has", "[lifetimes]") {
     const auto address = allocate();
     const auto freed = allocate_async(nullptr);
     CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
     sim_fail("cuDevicePrimaryCtxRelease", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE); // behind one of the agent's own
     CHECK(cuDevicePrimaryCtxRelease(0) != CUDA_SUCCESS);
     sim_clear();
-    CHECK(cuCtxDestroy(devices.contexts[0]) == CUDA_ERROR_INVALID_CONTEXT);
+    CHECK(cuCtxDestroy(contexts[0]) == CUDA_ERROR_INVALID_CONTEXT);
     CHECK(launch(kernel("sim_fill"), nullptr, address, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
     CHECK(allocate_async(nullptr) == freed);
     CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: a device that is reset has nothing left, and works again", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: a device that is reset has nothing left, and works again",
+                 "[lifetimes]") {
     const auto freed = allocate_async(nullptr);
     allocate_async(nullptr);
     allocate();
     CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
     CHECK(held() == 0);
-    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     CHECK(used(default_pool(0)) == 0);
     for (int i = 0; i < 2; ++i) CHECK(cuMemFreeAsync(allocate_async(nullptr), nullptr) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS); // of before, which the reset did not do
 }
 
-TEST_CASE("Lifetimes: who held a device before its reset holds what is made after it", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: who held a device before its reset holds what is made after it",
+                 "[lifetimes]") {
     allocate();
     CHECK(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
-    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     const auto address = allocate();
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
     CHECK(held() == k_bytes);
@@ -189,27 +186,25 @@ TEST_CASE("Lifetimes: who held a device before its reset holds what is made afte
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
     CHECK(held() == 0);
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_ERROR_INVALID_CONTEXT);
-    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: memory freed in another device's stream is freed without waiting", "[lifetimes]") {
-    Devices devices;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Lifetimes: memory freed in another device's stream is freed without waiting",
+                 "[lifetimes]") {
     const auto pooled = allocate_async(stream);
     const auto plain = allocate();
     const Gate gate(stream);
     REQUIRE(launch(kernel("sim_fill"), stream, pooled, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
     REQUIRE(launch(kernel("sim_fill"), stream, plain, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(pooled, stream) == CUDA_SUCCESS);
     CHECK(cuMemFreeAsync(plain, stream) == CUDA_SUCCESS);
     gate.release();
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: a stream that is gone gives no memory and takes none back", "[lifetimes]") {
-    Devices devices;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Lifetimes: a stream that is gone gives no memory and takes none back",
+                 "[lifetimes]") {
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
     CUdeviceptr address = 0;
     CHECK(cuMemAllocAsync(&address, k_bytes, stream) == CUDA_ERROR_INVALID_HANDLE);
@@ -267,8 +262,8 @@ TEST_CASE("Lifetimes: a context ends while others free without a pause", "[lifet
     CHECK(held() == 0);
 }
 
-TEST_CASE("Lifetimes: a free says what went wrong with work before it, and frees", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Lifetimes: a free says what went wrong with work before it, and frees",
+                 "[lifetimes]") {
     auto* const own = make_context(0);
     const auto first = allocate();
     const auto second = allocate();

@@ -126,18 +126,17 @@ TEST_CASE("Peers: what is allocated while access is enabled can be reached", "[.
         CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Peers: every kind of copy reaches another device's memory", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Peers: every kind of copy reaches another device's memory", "[lifetimes]") {
     const auto copy_peer = [&](CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-        return cuMemcpyPeerAsync(to, devices.contexts[0], from, devices.contexts[1], bytes, stream);
+        return cuMemcpyPeerAsync(to, contexts[0], from, contexts[1], bytes, stream);
     };
     for (const auto& copy : {Copy(copy_batch), Copy(copy_batch_of_rows), Copy(copy_peer)}) {
         const auto here = allocate();
-        REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
         const auto there = allocate();
         const auto words = random_bytes(k_bytes);
         REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
-        REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
         const auto stream = make_stream();
         CHECK(copy(here, there, k_bytes, stream) == CUDA_SUCCESS);
         REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
@@ -151,9 +150,9 @@ TEST_CASE("Peers: every kind of copy reaches another device's memory", "[lifetim
     }
 }
 
-TEST_CASE("Peers: a graph's copy reaches another device's memory, however it is told of it", "[lifetimes]") {
-    Devices devices;
-    const auto context = devices.contexts[0];
+TEST_CASE_METHOD(Devices, "Peers: a graph's copy reaches another device's memory, however it is told of it",
+                 "[lifetimes]") {
+    const auto context = contexts[0];
     const auto here = allocate();
     const auto near = allocate();
     const auto add = [&](CopyGraph& graph, const CUDA_MEMCPY3D& copy) {
@@ -184,7 +183,7 @@ TEST_CASE("Peers: a graph's copy reaches another device's memory, however it is 
     };
     using Way = std::function<void(CopyGraph&, const CUDA_MEMCPY3D&)>;
     for (const auto& way : {Way(add), Way(add_any), Way(set), Way(set_any), Way(set_executable)}) {
-        REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
         const auto there = allocate(); // new each time: nobody was let at it yet
         const auto words = random_bytes(k_bytes);
         REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
@@ -201,28 +200,27 @@ TEST_CASE("Peers: a graph's copy reaches another device's memory, however it is 
     CHECK(cuMemFree(near) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Peers: a graph's filling of another device's memory is refused, as by the driver", "[lifetimes]") {
-    Devices devices;
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+TEST_CASE_METHOD(Devices, "Peers: a graph's filling of another device's memory is refused, as by the driver",
+                 "[lifetimes]") {
+    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
     const auto there = allocate();
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     CopyGraph graph;
     CUDA_MEMSET_NODE_PARAMS fill{};
     fill.dst = there;
     fill.elementSize = 1;
     fill.width = k_bytes;
     fill.height = 1;
-    CHECK(cuGraphAddMemsetNode(&graph.node, graph.graph, nullptr, 0, &fill, devices.contexts[0]) ==
+    CHECK(cuGraphAddMemsetNode(&graph.node, graph.graph, nullptr, 0, &fill, contexts[0]) ==
           CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
 
 // From here on the second device reaches the first's memory.
-TEST_CASE("Peers: access between contexts is disabled once it was enabled", "[lifetimes]") {
-    const Devices devices;
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
-    CHECK(cuCtxDisablePeerAccess(devices.contexts[0]) == CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
-    CHECK(cuCtxEnablePeerAccess(devices.contexts[0], 0) == CUDA_SUCCESS);
-    CHECK(cuCtxDisablePeerAccess(devices.contexts[0]) == CUDA_SUCCESS);
-    CHECK(cuCtxEnablePeerAccess(devices.contexts[0], 0) == CUDA_SUCCESS);
+TEST_CASE_METHOD(Devices, "Peers: access between contexts is disabled once it was enabled", "[lifetimes]") {
+    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
+    CHECK(cuCtxDisablePeerAccess(contexts[0]) == CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+    CHECK(cuCtxEnablePeerAccess(contexts[0], 0) == CUDA_SUCCESS);
+    CHECK(cuCtxDisablePeerAccess(contexts[0]) == CUDA_SUCCESS);
+    CHECK(cuCtxEnablePeerAccess(contexts[0], 0) == CUDA_SUCCESS);
 }

@@ -36,9 +36,7 @@ bool await_held(std::uint64_t bytes) {
 
 } // namespace
 
-TEST_CASE("Pool figures: they hold awake, asleep and after a wake", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Pool figures: they hold awake, asleep and after a wake", "[lifetimes]") {
     for (const bool is_own : {false, true}) {
         auto* const pool = is_own ? make_pool() : default_pool(0);
         const auto small = allocate_from(pool, 1100, stream);
@@ -71,9 +69,8 @@ TEST_CASE("Pool figures: they hold awake, asleep and after a wake", "[lifetimes]
     }
 }
 
-TEST_CASE("Pool figures: what was freed before a program's last synchronise goes by itself", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Pool figures: what was freed before a program's last synchronise goes by itself",
+                 "[lifetimes]") {
     for (int i = 0; i < 3; ++i) { // the last of them comes too soon for its memory to go at once
         CHECK(cuMemFreeAsync(allocate_async(stream), stream) == CUDA_SUCCESS);
         CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
@@ -109,9 +106,7 @@ TEST_CASE("Pool figures: who synchronises while another's memory goes has its ow
     for (auto* const pool : {own, other}) CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Pool figures: what goes by itself also goes while a part sleeps", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Pool figures: what goes by itself also goes while a part sleeps", "[lifetimes]") {
     void* sleeping = nullptr;
     REQUIRE(gpu_sleep_alloc(&sleeping, k_bytes, 0, "sleeping") == GPU_SLEEP_OK);
     CHECK(gpu_sleep_set_separable("sleeping", 1) == GPU_SLEEP_OK);
@@ -125,9 +120,8 @@ TEST_CASE("Pool figures: what goes by itself also goes while a part sleeps", "[l
     CHECK(gpu_sleep_free(sleeping) == GPU_SLEEP_OK);
 }
 
-TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does not grow", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Pool figures: freed blocks are split and joined, and the pool does not grow",
+                 "[lifetimes]") {
     auto* const pool = make_pool();
     keep_all(pool);
     std::vector<CUdeviceptr> blocks{allocate_from(pool, 33 * k_mib, stream)};
@@ -154,9 +148,7 @@ TEST_CASE("Pool figures: freed blocks are split and joined, and the pool does no
     CHECK(held() == 0);
 }
 
-TEST_CASE("Pool figures: a small block keeps no large range", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Pool figures: a small block keeps no large range", "[lifetimes]") {
     auto* const pool = make_pool();
     CHECK(cuMemFreeAsync(allocate_from(pool, 100 * k_mib, stream), stream) == CUDA_SUCCESS);
     const auto small = allocate_from(pool, 1100, stream);
@@ -169,9 +161,8 @@ TEST_CASE("Pool figures: a small block keeps no large range", "[lifetimes]") {
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Pool figures: where memory is short, a small block may have a part of any range", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Pool figures: where memory is short, a small block may have a part of any range",
+                 "[lifetimes]") {
     auto* const pool = make_pool();
     const auto large = allocate_from(pool, 100 * k_mib, stream);
     const Gate gate(stream);
@@ -187,10 +178,9 @@ TEST_CASE("Pool figures: where memory is short, a small block may have a part of
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Pool figures: a pool has not much more than it ever used, whatever the order of sizes",
-          "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream,
+                 "Pool figures: a pool has not much more than it ever used, whatever the order of sizes",
+                 "[lifetimes]") {
     auto* const pool = make_pool();
     keep_all(pool);
     const auto take_all = [&](std::size_t bytes, std::size_t all) {
@@ -213,9 +203,8 @@ TEST_CASE("Pool figures: a pool has not much more than it ever used, whatever th
     CHECK(held() == 0);
 }
 
-TEST_CASE("Pool figures: blocks that several streams freed are joined once they are done", "[lifetimes]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Pool figures: blocks that several streams freed are joined once they are done",
+                 "[lifetimes]") {
     auto* const other = make_stream();
     auto* const pool = make_pool();
     keep_all(pool);

@@ -15,10 +15,9 @@ constexpr std::chrono::milliseconds k_delay{150};
 
 } // namespace
 
-TEST_CASE("Primary contexts: of two releases at once one is the last", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Primary contexts: of two releases at once one is the last", "[lifetimes]") {
     allocate();
-    auto* const again = retain_primary(0);
+    static_cast<void>(retain_primary(0));
     REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
     sim_delay(k_release, std::chrono::microseconds(k_delay).count());
     auto slow = CUDA_ERROR_UNKNOWN;
@@ -32,19 +31,18 @@ TEST_CASE("Primary contexts: of two releases at once one is the last", "[lifetim
     CHECK(held() == 0); // the memory went with the context
 }
 
-TEST_CASE("Primary contexts: one that is released too often is not held for it", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Primary contexts: one that is released too often is not held for it",
+                 "[lifetimes]") {
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_ERROR_INVALID_CONTEXT);
-    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[0], 0) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     allocate();
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
     CHECK(held() == 0); // the memory went with the context
 }
 
-TEST_CASE("Primary contexts: no event is kept of one whose end is not seen", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Primary contexts: no event is kept of one whose end is not seen", "[lifetimes]") {
     const auto driver = gpu_sleep::driver::Api::load(); // behind the agent's back
     REQUIRE(driver);
     const auto free_pooled = [] {
@@ -59,26 +57,26 @@ TEST_CASE("Primary contexts: no event is kept of one whose end is not seen", "[l
     REQUIRE(driver->cuDevicePrimaryCtxRetain(&unseen, 1) == CUDA_SUCCESS);
     CHECK(free_pooled() == 0);
     CHECK(driver->cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
-    REQUIRE(cuDevicePrimaryCtxRetain(&devices.contexts[1], 1) == CUDA_SUCCESS);
-    REQUIRE(devices.contexts[1] == unseen);
+    REQUIRE(cuDevicePrimaryCtxRetain(&contexts[1], 1) == CUDA_SUCCESS);
+    REQUIRE(contexts[1] == unseen);
     CHECK(free_pooled() == 1);
     CHECK(free_pooled() == 0);
     CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Primary contexts: one that ends while a copy is let through takes its memory with it",
-          "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices,
+                 "Primary contexts: one that ends while a copy is let through takes its memory with it",
+                 "[lifetimes]") {
     auto* const own = make_context(1);
     const auto there = allocate();
-    REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
     allocate();
     REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
     sim_delay(k_release, std::chrono::microseconds(k_delay).count());
     auto copied = CUDA_ERROR_UNKNOWN;
     const auto calls = sim_calls(k_copy);
     std::thread copier([&] {
-        cuCtxSetCurrent(devices.contexts[0]);
+        cuCtxSetCurrent(contexts[0]);
         std::vector<std::byte> bytes(k_bytes);
         copied = cuMemcpyDtoH(bytes.data(), there, k_bytes); // refused at first
     });

@@ -54,8 +54,7 @@ CUipcMemHandle handle_of(const std::string& words) {
 
 } // namespace
 
-TEST_CASE("Short memory: a free frees at once or later", "[short_memory]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: a free frees at once or later", "[short_memory]") {
     const auto bytes = GENERATE(k_bytes, k_small);
     const auto before = allocate(k_small); // so that two share a range
     const auto range = held();
@@ -72,9 +71,8 @@ TEST_CASE("Short memory: a free frees at once or later", "[short_memory]") {
     CHECK(held() == 0);
 }
 
-TEST_CASE("Short memory: what waits for a capture is freed after it or later", "[short_memory]") {
-    Devices devices;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Short memory: what waits for a capture is freed after it or later",
+                 "[short_memory]") {
     CUgraph graph = nullptr;
     sweep(
         [&] {
@@ -90,9 +88,8 @@ TEST_CASE("Short memory: what waits for a capture is freed after it or later", "
     CHECK(sim_fault_counts().broken_captures == 0);
 }
 
-TEST_CASE("Short memory: a free in a stream's order loses no block and no figure", "[short_memory]") {
-    Devices devices;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Short memory: a free in a stream's order loses no block and no figure",
+                 "[short_memory]") {
     sweep(
         [=] {
             const auto address = allocate_async(stream);
@@ -106,10 +103,9 @@ TEST_CASE("Short memory: a free in a stream's order loses no block and no figure
         });
 }
 
-TEST_CASE("Short memory: a block that could not be given out is nobody's until its last use is done",
-          "[short_memory]") {
-    Devices devices;
-    const auto stream = make_stream();
+TEST_CASE_METHOD(OnStream,
+                 "Short memory: a block that could not be given out is nobody's until its last use is done",
+                 "[short_memory]") {
     const auto other = make_stream();
     const auto fill = kernel("sim_fill");
     CUdeviceptr block = 0;
@@ -144,8 +140,7 @@ TEST_CASE("Short memory: a block that could not be given out is nobody's until i
 }
 
 /// Run by the next one.
-TEST_CASE("Short memory: another process that shares", "[.][giver]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: another process that shares", "[.][giver]") {
     const auto address = allocate(k_bytes);
     CUipcMemHandle handle{};
     REQUIRE(cuIpcGetMemHandle(&handle, address) == CUDA_SUCCESS);
@@ -178,9 +173,8 @@ TEST_CASE("Short memory: memory of another process is closed at once or later", 
     CHECK(giver.wait() == 0);
 }
 
-TEST_CASE("Short memory: a free of the agent's own memory frees, or leaves it to be freed",
-          "[short_memory]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: a free of the agent's own memory frees, or leaves it to be freed",
+                 "[short_memory]") {
     void* other = nullptr;
     REQUIRE(gpu_sleep_alloc(&other, k_small, 0, "t") == GPU_SLEEP_OK);
     REQUIRE(gpu_sleep_preserve(other, k_small) == GPU_SLEEP_OK); // so that a free has marks to keep
@@ -204,8 +198,8 @@ TEST_CASE("Short memory: a free of the agent's own memory frees, or leaves it to
     CHECK(held() == 0);
 }
 
-TEST_CASE("Short memory: an allocation is made so that it can sleep, or fails", "[short_memory]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: an allocation is made so that it can sleep, or fails",
+                 "[short_memory]") {
     const bool pooled = GENERATE(false, true);
     const bool has_new_tag = GENERATE(true, false);
     const auto left_to_driver = [] { return sim_calls("cuMemAlloc") + sim_calls("cuMemAllocAsync"); };
@@ -235,8 +229,8 @@ TEST_CASE("Short memory: an allocation is made so that it can sleep, or fails", 
     CHECK(held() == 0);
 }
 
-TEST_CASE("Short memory: a program maps memory of its own, or has none of it", "[short_memory]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: a program maps memory of its own, or has none of it",
+                 "[short_memory]") {
     const auto place = reserve(k_bytes);
     const auto properties = properties_on(0);
     CUmemGenericAllocationHandle handle = 0;
@@ -298,8 +292,7 @@ TEST_CASE("Short memory: a context ends, and its memory with it, or stays", "[sh
         });
 }
 
-TEST_CASE("Short memory: a green context begins, and ends", "[short_memory]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: a green context begins, and ends", "[short_memory]") {
     CUgreenCtx green = nullptr;
     auto status = CUDA_SUCCESS;
     sweep(
@@ -311,13 +304,13 @@ TEST_CASE("Short memory: a green context begins, and ends", "[short_memory]") {
         },
         [&] {
             if (status != CUDA_SUCCESS) return;
-            REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+            REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
             allocate(k_bytes);
-            REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+            REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
             CHECK(cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
             CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS); // the last that held the primary one
             CHECK(held() == 0);
-            CHECK(cuDevicePrimaryCtxRetain(&devices.contexts[1], 1) == CUDA_SUCCESS);
+            CHECK(cuDevicePrimaryCtxRetain(&contexts[1], 1) == CUDA_SUCCESS);
         });
 }
 
@@ -350,10 +343,8 @@ TEST_CASE("Short memory: a context is made so that a sleep waits for its work, o
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Short memory: a capture begins so that a free does not break it, or not at all",
-          "[short_memory]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Short memory: a capture begins so that a free does not break it, or not at all",
+                 "[short_memory]") {
     CUgraph graph = nullptr;
     auto status = CUDA_SUCCESS;
     sweep(
@@ -372,9 +363,8 @@ TEST_CASE("Short memory: a capture begins so that a free does not break it, or n
     CHECK(sim_fault_counts().broken_captures == 0);
 }
 
-TEST_CASE("Short memory: what is freed after a synchronise is freed once", "[short_memory]") {
-    Devices devices;
-    auto* const stream = make_stream();
+TEST_CASE_METHOD(OnStream, "Short memory: what is freed after a synchronise is freed once",
+                 "[short_memory]") {
     auto* const pool = default_pool(0);
     const auto other = allocate(k_small);
     REQUIRE(gpu_sleep_preserve(reinterpret_cast<void*>(other), k_small) ==

@@ -88,8 +88,8 @@ gpu_sleep_status wake_all() {
 
 } // namespace
 
-TEST_CASE("Short memory: a sleep succeeds, or leaves all awake and called off", "[short_memory]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: a sleep succeeds, or leaves all awake and called off",
+                 "[short_memory]") {
     Program program;
     sweep(sleep_all, [&](bool slept) {
         CHECK(gpu_sleep_asleep_bytes() == (slept ? program.bytes() : 0));
@@ -100,8 +100,8 @@ TEST_CASE("Short memory: a sleep succeeds, or leaves all awake and called off", 
     });
 }
 
-TEST_CASE("Short memory: a wake succeeds, callbacks and all, or leaves all asleep", "[short_memory]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Short memory: a wake succeeds, callbacks and all, or leaves all asleep",
+                 "[short_memory]") {
     Program program;
     REQUIRE(sleep_all() == GPU_SLEEP_OK);
     sweep(wake_all, [&](bool woken) {

@@ -26,8 +26,7 @@ CUdeviceptr allocate_as(const char* tag, CUstream stream) {
 
 } // namespace
 
-TEST_CASE("Tags: a freed block is given out again under its own tag alone", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Tags: a freed block is given out again under its own tag alone", "[lifetimes]") {
     keep_all();
     REQUIRE(gpu_sleep_set_policy("kv_cache", GPU_SLEEP_DISCARD, 1) == GPU_SLEEP_OK);
     auto* const stream = make_stream();
@@ -51,8 +50,8 @@ TEST_CASE("Tags: a freed block is given out again under its own tag alone", "[li
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Tags: a freed block that has to stay on the GPU is given out no more", "[lifetimes]") {
-    Devices devices;
+TEST_CASE_METHOD(Devices, "Tags: a freed block that has to stay on the GPU is given out no more",
+                 "[lifetimes]") {
     keep_all();
     const auto pinned = allocate_async(nullptr);
     const unsigned yes = 1;
