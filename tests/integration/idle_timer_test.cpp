@@ -97,13 +97,13 @@ TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails 
         timed({"GPU_SLEEP_IDLE_STORE=weights=file", "GPU_SLEEP_IDLE_DIR=" + place.path().string()}));
     host.tell("alloc cache 4194304 0");
     CHECK(becomes_true(
-        [&] { return host.command("gpu-ps").out.find("the last time it could not") != std::string::npos; }));
+        [&] { return host.command("gpu-ps").out.find("its last sleep failed") != std::string::npos; }));
     CHECK(host.state() == "awake");
     std::filesystem::permissions(place.path(), std::filesystem::perms::owner_all);
     REQUIRE(falls_asleep(host));
     CHECK(host.report("file_bytes") != "0");
     CHECK(host.report("host_bytes") != "0");
-    CHECK(host.command("gpu-ps").out.find("the last time it could not") == std::string::npos);
+    CHECK(host.command("gpu-ps").out.find("its last sleep failed") == std::string::npos);
     host.tell("spin 1");
     host.check_whole();
 }
