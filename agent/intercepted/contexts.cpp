@@ -138,6 +138,11 @@ CUcontext context_of(ProgramMemory& memory, CUstream stream) {
     return memory.api().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
+std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
+    const driver::CurrentContext entered(memory.api(), context);
+    return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
+}
+
 CUresult make_context(const CUcontext* context, const std::function<CUresult()>& make) noexcept {
     Contexts::Record made; // what takes memory comes first
     if (!guarded([&] { made = make_entry<Contexts::Records>(); })) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -29,6 +29,8 @@ namespace gpu_sleep::agent::intercepted {
 /// Source: CUDA Driver API, cuMemGetAccess; what it says of plain memory was seen.
 [[nodiscard]] CUresult access_of(const Allocation& known, const CUmemLocation& location, CUresult status,
                                  unsigned long long& flags) noexcept;
+/// Lets `devices` reach the range of `address`, as its `owner` does. Whether that was new to any.
+bool let_reach(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) noexcept;
 /// The current context may reach memory of `peer`'s device from now on.
 void peer_access_enabled(CUcontext peer) noexcept;
 /// The driver refused a copy, as it does when an intercepted range lies on a device that the copy's context

@@ -5,27 +5,16 @@
 #include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
+#include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/rules.hpp"
 
+#include <bit>
+
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
-
-/// Lets `devices` at the range of `address`. Whether that was new.
-bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
-    bool is_new = false;
-    for (int device = 0; device < driver::k_max_devices; ++device) {
-        if (device == owner || !(devices >> device & 1)) continue;
-        const auto allowed = memory.allow_access(address, device);
-        is_new |= allowed && *allowed;
-        if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
-            log::warning("GPU {} cannot be given access to {:#x}: {}", device, address,
-                         allowed.error().message);
-    }
-    return is_new;
-}
 
 driver::DeviceMask devices_in_use(ProgramMemory& memory) {
     driver::DeviceMask mask = 0;
@@ -37,18 +26,6 @@ driver::DeviceMask devices_in_use(ProgramMemory& memory) {
     }
     if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
     return mask;
-}
-
-/// Grants the devices that may reach memory of `device` access to what was allocated there, and is in the
-/// index: who lets a device at all of it grants what the index has.
-void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
-    auto& access = books().peers;
-    driver::DeviceMask devices = 0;
-    {
-        const MutexLock lock(access.mutex);
-        devices = access.accessors[static_cast<std::size_t>(device)];
-    }
-    if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
 }
 
 /// The pitch that the driver was seen to give: rows begin at multiples of this.
@@ -154,6 +131,22 @@ Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) 
 
 } // namespace
 
+bool let_reach(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) noexcept {
+    bool is_new = false;
+    for (; devices != 0; devices &= devices - 1) {
+        const int device = std::countr_zero(devices);
+        if (device == owner) continue;
+        ignoring_errors([&] {
+            const auto allowed = memory.allow_access(address, device);
+            is_new |= allowed && *allowed;
+            if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
+                log::warning("GPU {} cannot be given access to {:#x}: {}", device, address,
+                             allowed.error().message);
+        });
+    }
+    return is_new;
+}
+
 Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
@@ -180,7 +173,7 @@ Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residua
         }
         // From here on, a call that enables access finds the range in the index; access that was enabled
         // before is granted now.
-        ignoring_errors([&] { grant_peers(memory, *device, *range); });
+        let_reach(memory, books().peers[static_cast<std::size_t>(*device)], *device, *range);
         *address = *range;
         return CUDA_SUCCESS;
     });
@@ -287,23 +280,14 @@ CUresult access_of(const Allocation& known, const CUmemLocation& location, CUres
 void peer_access_enabled(CUcontext peer) noexcept {
     with_memory([&](ProgramMemory& memory) {
         const auto accessor = current_device(memory);
-        std::optional<int> owner;
-        {
-            const driver::CurrentContext current(memory.api(), peer);
-            if (current.status() == CUDA_SUCCESS) owner = current_device(memory);
-        }
+        const auto owner = device_of(memory, peer);
         if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
             return;
         const auto mask = driver::DeviceMask{1} << *accessor;
-        auto& access = books().peers;
-        {
-            const MutexLock lock(access.mutex);
-            access.accessors[static_cast<std::size_t>(*owner)] |= mask;
-        }
+        books().peers[static_cast<std::size_t>(*owner)] |= mask;
         const auto theirs = books().allocations.all(
             [&](const Allocation& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
-        for (const auto& allocation : theirs)
-            static_cast<void>(grant(memory, mask, *owner, allocation.address));
+        for (const auto& allocation : theirs) let_reach(memory, mask, *owner, allocation.address);
     });
 }
 
@@ -315,7 +299,7 @@ bool let_copies_reach(const gate::Inspector& copy) noexcept {
             const auto known = books().allocations.find(span.begin);
             if (!known || known->is_virtual || known->pool)
                 continue; // the program grants access to those itself
-            is_new |= grant(memory, devices_in_use(memory), known->device, known->address);
+            is_new |= let_reach(memory, devices_in_use(memory), known->device, known->address);
         }
     });
     return is_new;

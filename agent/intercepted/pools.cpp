@@ -65,19 +65,6 @@ bool is_capturing(ProgramMemory& memory, CUstream stream, bool unknown) {
                : unknown;
 }
 
-/// The device of a context, which exists.
-std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
-    const driver::CurrentContext entered(memory.api(), context);
-    return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
-}
-
-void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
-    for (int device = 0; device < driver::k_max_devices; ++device) {
-        if (device == pool.device || !(pool.access >> device & 1)) continue;
-        static_cast<void>(memory.allow_access(address, device));
-    }
-}
-
 /// `was_short`: memory was, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
                      const StreamKey& key, bool was_short, ResidualRecord& residual) {
@@ -119,7 +106,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
         pool->is_mixed |= !taken; // from here on
         if (!taken) return std::nullopt;
-        ignoring_errors([&] { grant(memory, *pool, *taken); });
+        let_reach(memory, pool->access, pool->device, *taken);
         block = *taken;
     }
     record.mapped().address = *block;
@@ -271,16 +258,11 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
         const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         for (std::size_t i = 0; i < count; ++i) {
-            const auto& granted = grants[i];
-            if (granted.location.type != CU_MEM_LOCATION_TYPE_DEVICE || granted.location.id < 0 ||
-                granted.location.id >= driver::k_max_devices)
-                continue;
-            const auto bit = driver::DeviceMask{1} << granted.location.id;
-            pool->access = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool->access | bit
-                                                                               : pool->access & ~bit;
+            const auto& [location, flags] = grants[i];
+            if (is_device(location)) note_access(pool->access, location.id, flags);
         }
         for (const auto& [address, range] : all.ranges)
-            if (range.pool == pool) grant(memory, *pool, address);
+            if (range.pool == pool) let_reach(memory, pool->access, pool->device, address);
     });
 }
 

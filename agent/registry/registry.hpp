@@ -14,12 +14,6 @@
 
 namespace gpu_sleep::agent::registry {
 
-/// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
-struct PeerAccess {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::array<driver::DeviceMask, driver::k_max_devices> accessors GPU_SLEEP_GUARDED_BY(mutex){};
-};
-
 /// The addresses that each node of an executable graph names. A node with a child graph has the addresses of
 /// that: if it changes, all of them are replaced.
 struct Graphs {
@@ -126,7 +120,8 @@ struct Registry {
     Allocations allocations;
     Later later;
     ResidualRecords residual;
-    PeerAccess peers;
+    /// The devices that may reach each one's plain memory: cuCtxEnablePeerAccess.
+    std::array<std::atomic<driver::DeviceMask>, driver::k_max_devices> peers{};
     Graphs graphs;
     Objects objects;
     Unseen unseen;
