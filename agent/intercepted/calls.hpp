@@ -65,11 +65,6 @@ void with_memory(Use&& use) noexcept {
     });
 }
 
-/// The device of the current context; nothing without one.
-[[nodiscard]] inline std::optional<int> current_device(ProgramMemory& memory) noexcept {
-    return driver::current_device(memory.api());
-}
-
 /// Whether it is a device, for which a DeviceMask has a bit.
 [[nodiscard]] inline bool is_device(const CUmemLocation& location) noexcept {
     return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id >= 0 &&

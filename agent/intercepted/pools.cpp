@@ -22,9 +22,9 @@ CUmemoryPool pool_of_device(ProgramMemory& memory, int device) {
 
 /// The device that the driver made the pool for, or took it as its current one.
 std::optional<int> device_of_pool(ProgramMemory& memory, CUmemoryPool handle) {
-    int devices = 0;
-    if (!handle || memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return std::nullopt;
-    for (int device = 0; device < devices; ++device) {
+    if (!handle) return std::nullopt;
+    const auto devices = driver::device_count(memory.api());
+    for (int device = 0; devices && device < *devices; ++device) {
         CUmemoryPool pool = nullptr;
         if (pool_of_device(memory, device) == handle) return device;
         if (memory.api().cuDeviceGetDefaultMemPool &&
@@ -40,10 +40,7 @@ std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool 
     if (const auto found = all.pools.find(handle); found != all.pools.end()) return found->second;
     const auto device = device_of_pool(memory, handle);
     if (!device) return nullptr;
-    auto pool = std::make_shared<Pool>();
-    pool->handle = handle;
-    pool->device = *device;
-    pool->is_mixed = true;
+    auto pool = std::make_shared<Pool>(Pool{.handle = handle, .device = *device, .is_mixed = true});
     pool->is_mixed = figure_of_driver(memory, *pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) > 0;
     all.pools.emplace(handle, pool);
     return pool;
@@ -88,7 +85,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // First: a block that is taken and cannot be given out would have lost its last use.
     auto record = make_entry<Allocations::Taken>(
         0, Allocation{.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
-    const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
+    const BlockRequest request{round_up(bytes, k_block_step), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { // much more than it ever used
         constexpr Bytes k_leeway = 32 * k_mib;
         const auto& figures = pool->figures;
@@ -122,7 +119,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
 void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     auto& all = books().pools;
     const MutexLock lock(all.mutex);
-    auto& allocation = due->allocations.begin()->second;
+    auto& allocation = due.allocations.begin()->second;
     const auto block = all.blocks.find(allocation.address);
     const bool is_block = block != all.blocks.end();
     if (is_block) block->second.range->pool->figures.used -= allocation.bytes;
@@ -130,7 +127,7 @@ void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     if (!last_use) return;
     if (is_block) {
         make_spare(all, block, *last_use);
-        due->allocations.clear();
+        due.allocations.clear();
     } else {
         allocation.done = last_use->done;
         allocation.freed_in = key.context;
@@ -173,27 +170,24 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
 
 Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
     return answered([&] {
-        return free_known(address,
-                          [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
-                              const auto key = key_of(memory, stream, per_thread);
-                              if (!key.context) { // the driver says what is wrong
-                                  books().allocations.put_back(due->allocations);
-                                  return std::nullopt;
-                              }
-                              if (is_capturing(memory, key.stream,
-                                               true)) { // where an event would be a part of it, or break it
-                                  freed_from_pool(allocation);
-                                  return CUDA_SUCCESS; // when the capture has ended
-                              }
-                              ignoring_errors([&] { free_in_order(memory, due, key); });
-                              if (!due->allocations.empty()) {
-                                  // Without an event nobody can say when the block is free: wait, and give it
-                                  // back.
-                                  due.free_later();
-                                  free_waiting();
-                              }
-                              return CUDA_SUCCESS;
-                          });
+        const auto free = [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
+            const auto key = key_of(memory, stream, per_thread);
+            if (!key.context) { // the driver says what is wrong
+                books().allocations.put_back(due.allocations);
+                return std::nullopt;
+            }
+            if (is_capturing(memory, key.stream, true)) { // where an event would be a part of it, or break it
+                freed_from_pool(allocation);
+                return CUDA_SUCCESS; // when the capture has ended
+            }
+            ignoring_errors([&] { free_in_order(memory, due, key); });
+            if (due.allocations.empty()) return CUDA_SUCCESS;
+            // Without an event nobody can say when the block is free: wait, and give it back.
+            due.free_later();
+            free_waiting();
+            return CUDA_SUCCESS;
+        };
+        return free_known(address, free);
     });
 }
 

@@ -119,8 +119,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     if (!tag) return;
     ledger::Backing backing; // from now on it can sleep, and its handle may change
     backing.address = address;
-    backing.bytes = mapping.bytes;
-    backing.allocated = mapping.bytes;
+    backing.bytes = backing.allocated = mapping.bytes;
     backing.tag = memory.ledger().tag_id(*tag);
     backing.device = handle.properties.location.id;
     backing.access = mapping.access;

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
 #include "gate/gate.hpp"
 #include "registry/handles.hpp"

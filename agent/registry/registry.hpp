@@ -5,10 +5,9 @@
 #pragma once
 
 #include "base/memory.hpp"
+#include "driver/context.hpp"
 #include "model/unseen_libraries.hpp"
-#include "registry/allocations.hpp"
 #include "registry/contexts.hpp"
-#include "registry/handles.hpp"
 #include "registry/pools.hpp"
 #include "registry/residual.hpp"
 
@@ -49,11 +48,6 @@ struct PrimaryState {
     unsigned flags = 0;
     int active = 0;
 };
-/// The memory of the one device that the process uses, as it was when it fell deeply asleep.
-struct DeviceMemory {
-    Bytes free = 0;
-    Bytes total = 0;
-};
 /// Where and how an object was made.
 struct Made {
     CUcontext context = nullptr; ///< where it was made; null: not known
@@ -72,7 +66,8 @@ struct Objects {
     };
     std::map<CUcontext, Done> done GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdevice, PrimaryState> primary GPU_SLEEP_GUARDED_BY(mutex);
-    std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
+    /// Of the one device that the process uses, as it was when it fell deeply asleep.
+    std::optional<driver::MemoryInfo> memory GPU_SLEEP_GUARDED_BY(mutex);
     std::atomic<bool> is_known{false}; ///< what is done
 
     /// The context takes what was made in it with it, but for pools, which belong to devices, and memory from
@@ -102,11 +97,11 @@ struct Unseen {
 struct Departed {
     CUcontext context = nullptr;
     bool is_primary = false;
-    Allocations::Taken allocations; ///< that die with it
-    Later::Items later;             ///< those that are freed later, and what was freed in it
-    Captures::Taken captures;
-    Contexts::Record record;
-    ResidualRecords::Taken residual;
+    Allocations::Taken allocations{}; ///< that die with it
+    Later::Items later{};             ///< those that are freed later, and what was freed in it
+    Captures::Taken captures{};
+    Contexts::Record record{};
+    ResidualRecords::Taken residual{};
 };
 
 /// The books, in the order in which their mutexes are taken. Each is thread-safe, or has a mutex for whoever
