@@ -200,7 +200,7 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
     if (const auto known = allocations.find(address); known && known->is_own && known->address == address) {
         GPU_SLEEP_TRY(wait_for_use(memory, address));
         // The record goes first: behind the free the address may at once be somebody else's.
-        taken = allocations.take(address, true);
+        taken = allocations.take(address, true, true);
     }
     if (taken.empty()) // or another thread was faster
         return make_error(ErrorCode::not_owned,
