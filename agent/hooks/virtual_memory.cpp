@@ -50,8 +50,10 @@ CUresult cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
     if (intercepts())
         if (const auto answer = intercepted::map(address, bytes, offset, handle, flags)) return *answer;
-    return noted(real<Entry::cuMemMap>()(address, bytes, offset, handle, flags),
-                 [=] { intercepted::mapped_by_driver(address, bytes, handle); });
+    return noted(real<Entry::cuMemMap>()(address, bytes, offset, handle, flags), [=] {
+        const bool is_imported = registry::books().residual.mapped(address, handle);
+        if (is_imported) intercepted::imported(address, bytes, "virtual");
+    });
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, std::size_t bytes) {

@@ -65,9 +65,15 @@ void with_memory(Use&& use) noexcept {
     });
 }
 
-/// The device of the current context; nothing without one.
-[[nodiscard]] inline std::optional<int> current_device(ProgramMemory& memory) noexcept {
-    return driver::current_device(memory.api());
+/// Whether it is a device, for which a DeviceMask has a bit.
+[[nodiscard]] inline bool is_device(const CUmemLocation& location) noexcept {
+    return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id >= 0 &&
+           location.id < driver::k_max_devices;
+}
+/// Notes in `access` what the driver granted to such a device.
+inline void note_access(driver::DeviceMask& access, int device, unsigned long long flags) noexcept {
+    const auto bit = driver::DeviceMask{1} << device;
+    access = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? access | bit : access & ~bit;
 }
 
 /// Frees what ProgramMemory::allocate() gave, asleep or awake. No work may still use it.

@@ -138,13 +138,19 @@ CUcontext context_of(ProgramMemory& memory, CUstream stream) {
     return memory.api().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
+std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
+    const driver::CurrentContext entered(memory.api(), context);
+    return entered.status() == CUDA_SUCCESS ? driver::current_device(memory.api()) : std::nullopt;
+}
+
 CUresult make_context(const CUcontext* context, const std::function<CUresult()>& make) noexcept {
     Contexts::Record made; // what takes memory comes first
     if (!guarded([&] { made = make_entry<Contexts::Records>(); })) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = make();
     if (status != CUDA_SUCCESS) return status;
     const auto with = memory();
-    const auto device = with ? current_device(*with) : std::nullopt; // it is current to its maker
+    const auto device =
+        with ? driver::current_device(with->api()) : std::nullopt; // it is current to its maker
     books().contexts.add(std::move(made), *context, device.value_or(0));
     return status;
 }
@@ -286,11 +292,10 @@ bool enter_primary_context() noexcept {
             const auto primary = primary_of(with->api(), device);
             return primary.context && with->api().cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
         };
-        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
-            has_entered = books().contexts.holds(device) && enter(device);
         // The primary contexts of a program that is not intercepted are not recorded.
-        for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
-            has_entered = enter(device);
+        for (const bool is_any : {false, true})
+            for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
+                has_entered = (is_any || books().contexts.holds(device)) && enter(device);
     });
     return has_entered;
 }

@@ -40,6 +40,8 @@ CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) n
 
 /// The context of a stream: the current one for the default streams, null where there is no such stream.
 [[nodiscard]] CUcontext context_of(ProgramMemory& memory, CUstream stream);
+/// The device of a context, which exists.
+[[nodiscard]] std::optional<int> device_of(ProgramMemory& memory, CUcontext context);
 
 /// Makes a primary context that is in use current on the calling thread, which is ours and ends soon: what
 /// the runtime is asked there would make one on the first device otherwise, for good. Never waits. False

@@ -9,6 +9,8 @@
 #include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
 
+#include <bit>
+
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
@@ -27,10 +29,9 @@ void tidy_later() noexcept {
 
 /// Frees plain memory that waited for a stream which is there now.
 void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-    Due due(books().later.take([](const Allocation& freed) { return freed.done != nullptr; }));
-    auto& waiting = due->allocations;
-    if (!waiting.empty()) all.has_excess = true; // also for what an exception leaves
-    for (auto next = waiting.begin(); next != waiting.end();) {
+    Due due{books().later.take([](const Allocation& freed) { return freed.done != nullptr; })};
+    if (!due.allocations.empty()) all.has_excess = true; // also for what an exception leaves
+    for (auto next = due.allocations.begin(); next != due.allocations.end();) {
         auto& freed = next->second;
         if (memory.api().cuEventQuery(freed.done) != CUDA_SUCCESS) {
             ++next;
@@ -38,7 +39,7 @@ void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES
         }
         books().contexts.give_event(freed.freed_in, std::exchange(freed.done, nullptr));
         give_range(memory, freed.address); // may throw: those before it are not to be freed again
-        next = waiting.erase(next);
+        next = due.allocations.erase(next);
     }
 }
 
@@ -51,6 +52,21 @@ void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex
         return entry.second.live == 0 && is_excess(memory, entry.second); // not done
     });
     finish_frees_in_order(all, memory);
+}
+
+/// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
+/// what a synchronise left free.
+void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
+    if (!allocation.pool) return give_range(memory, allocation.address);
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    auto& all = books().pools;
+    const MutexLock lock(all.mutex);
+    const auto block = all.blocks.find(allocation.address);
+    if (block == all.blocks.end()) return;
+    const auto pool = block->second.range->pool;
+    make_spare(all, block, {});
+    give_back_idle(all, memory,
+                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
 }
 
 } // namespace
@@ -92,21 +108,7 @@ void freed_from_pool(const Allocation& allocation) {
     if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
 }
 
-void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
-    if (!allocation.pool) return give_range(memory, allocation.address);
-    const driver::RelaxedCaptureMode relaxed(memory.api());
-    auto& all = books().pools;
-    const MutexLock lock(all.mutex);
-    const auto block = all.blocks.find(allocation.address);
-    if (block == all.blocks.end()) return;
-    const auto pool = block->second.range->pool;
-    make_spare(all, block, {});
-    give_back_idle(all, memory,
-                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
-}
-
 void Due::give_back(ProgramMemory& memory) {
-    auto& [allocations, imports] = items_;
     for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
     for (; !allocations.empty(); allocations.erase(allocations.begin()))
         give_allocation(memory, allocations.begin()->second);
@@ -122,9 +124,9 @@ void free_departed(ProgramMemory& memory, Departed departed) noexcept {
         if (departed.is_primary) memory.note_unpinned();
         for (const auto& [address, allocation] : departed.allocations)
             if (allocation.pool) freed_from_pool(allocation);
-        Due due(std::move(departed.later));
-        due->allocations.merge(departed.allocations);
-        for (auto& [address, allocation] : due->allocations) { // with the context its work is over
+        Due due{std::move(departed.later)};
+        due.allocations.merge(departed.allocations);
+        for (auto& [address, allocation] : due.allocations) { // with the context its work is over
             allocation.context = nullptr;
             allocation.done = nullptr;
         }
@@ -147,27 +149,23 @@ void unmap_import(const driver::Api& api, const Import& import) {
 }
 
 void free_waiting() noexcept {
-    auto& contexts = books().contexts;
-    auto& captures = books().captures;
-    auto& later = books().later;
+    auto& all = books();
     // The driver closes its own memory of other processes during a capture. Nothing may still use ours,
     // though, and waiting would break the capture.
-    if (!later.may_wait_for_captures() || captures.count() != 0) return;
+    if (!all.later.may_wait_for_captures() || all.captures.count() != 0) return;
     with_memory([&](ProgramMemory& memory) {
-        contexts.let_end();
+        all.contexts.let_end();
         // From here on none of their contexts ends; those that ended took theirs with them.
-        const std::shared_lock stay(contexts.alive);
-        Due due;
+        const std::shared_lock stay(all.contexts.alive);
         PendingWork work(memory.api());
-        {
-            const std::shared_lock order(captures.order);
-            if (captures.count() != 0) return;
-            *due = later.take_for_captures();
-            for (const auto& import : due->imports)
-                for (int device = 0; device < driver::k_max_devices; ++device)
-                    if ((import.access >> device & 1) != 0) note_work_on(memory.api(), device, work);
-            for (const auto& [address, allocation] : due->allocations) note_work(memory, allocation, work);
-        }
+        std::shared_lock order(all.captures.order);
+        if (all.captures.count() != 0) return;
+        Due due{all.later.take_for_captures()};
+        for (const auto& import : due.imports)
+            for (auto devices = import.access; devices != 0; devices &= devices - 1)
+                note_work_on(memory.api(), std::countr_zero(devices), work);
+        for (const auto& [address, allocation] : due.allocations) note_work(memory, allocation, work);
+        order.unlock();
         work.wait();
         due.give_back(memory);
     });
@@ -182,12 +180,12 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
         PendingWork work(memory.api(), PendingWork::Way::amid_captures);
         // Memory of a pool may have been freed in a stream that captures: until the capture ends it is in
         // use.
-        Due due(all.later.take(
-            [](const Allocation& allocation) { return !allocation.pool && !allocation.done; }));
-        for (const auto& [address, allocation] : due->allocations)
+        Due due{all.later.take(
+            [](const Allocation& allocation) { return !allocation.pool && !allocation.done; })};
+        for (const auto& [address, allocation] : due.allocations)
             if (!note_work(memory, allocation, work)) return;
         work.wait();
-        is_any_free = !due->allocations.empty();
+        is_any_free = !due.allocations.empty();
         due.give_back(memory);
     });
     return is_any_free;

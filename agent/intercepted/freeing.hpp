@@ -15,9 +15,6 @@ void synchronized() noexcept;
 void give_back_due() noexcept;
 /// Gives back every cached block that nobody uses: before a sleep, and when memory is short.
 void trim() noexcept;
-/// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
-/// what a synchronise left free.
-void give_allocation(ProgramMemory& memory, const Allocation& allocation);
 /// Takes an allocation that is not freed in a stream's order out of its pool's count.
 void freed_from_pool(const Allocation& allocation);
 /// The context has gone: frees what was known of it. What is not freed for want of memory is freed later.
@@ -59,20 +56,12 @@ bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork&
 
 /// What is out of the books to be freed or closed. What is not by the end of this, for want of memory
 /// perhaps, is freed later.
-class Due {
-public:
-    explicit Due(Later::Items items = {}) noexcept : items_(std::move(items)) {}
+struct Due : Later::Items {
     Due& operator=(Due&&) = delete;
     ~Due() { free_later(); }
-
-    Later::Items* operator->() noexcept { return &items_; }
-    Later::Items& operator*() noexcept { return items_; }
-    void free_later() noexcept { books().later.add(items_); }
+    void free_later() noexcept { books().later.add(*this); }
     /// Frees and closes all of it. No work may still use it.
     void give_back(ProgramMemory& memory);
-
-private:
-    Later::Items items_;
 };
 
 /// Takes the allocation at `address` out of the index and calls `free` with what is due and the allocation in
@@ -80,10 +69,10 @@ private:
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.
-    Due due({books().allocations.take(address, false), {}});
-    if (due->allocations.empty()) return std::nullopt;
-    if (auto* const with = memory()) return free(*with, due, due->allocations.begin()->second);
-    due->allocations.clear(); // the process is ending: the driver takes everything back
+    Due due{{books().allocations.take(address, false), {}}};
+    if (due.allocations.empty()) return std::nullopt;
+    if (auto* const with = memory()) return free(*with, due, due.allocations.begin()->second);
+    due.allocations.clear(); // the process is ending: the driver takes everything back
     return CUDA_SUCCESS;
 }
 

@@ -65,31 +65,26 @@ Result<Import> map_import(const driver::Api& api, const server::SharedMemory& sh
     return Import{{}, 0, span.address + shared.what.offset, *std::move(place), access, 1};
 }
 
-/// The status that the driver would have given for `error`.
+/// The status of the driver's call that failed: nothing else fails while shared memory is mapped.
 CUresult to_status(const Error& error) noexcept {
-    if (error.driver_status != 0) return static_cast<CUresult>(error.driver_status);
-    switch (error.code) {
-    case ErrorCode::out_of_device_memory:
-    case ErrorCode::out_of_host_memory: return CUDA_ERROR_OUT_OF_MEMORY;
-    case ErrorCode::invalid_argument: return CUDA_ERROR_INVALID_VALUE;
-    case ErrorCode::context_lost: return CUDA_ERROR_DEINITIALIZED;
-    default: return CUDA_ERROR_UNKNOWN;
-    }
+    return error.driver_status != 0 ? static_cast<CUresult>(error.driver_status) : CUDA_ERROR_UNKNOWN;
 }
 
-/// One more open of what is open already, for a device more perhaps; nothing when it is not.
-Result<CUdeviceptr> open_again(const driver::Api& api, Imports& imports, const Ticket& ticket,
-                               driver::DeviceMask device) GPU_SLEEP_REQUIRES(imports.mutex) {
+/// One more open of what is open already, for a device more perhaps; no answer when it is not.
+Answer open_again(const driver::Api& api, Imports& imports, const Ticket& ticket, driver::DeviceMask device,
+                  CUdeviceptr& address) GPU_SLEEP_REQUIRES(imports.mutex) {
     for (auto& import : imports.all) {
         if (import.from != ticket.process() || import.allocation != ticket.request.allocation) continue;
         if ((import.access & device) == 0) {
-            GPU_SLEEP_TRY(driver::set_access(api, import.place.span(), import.access | device));
+            const auto granted = driver::set_access(api, import.place.span(), import.access | device);
+            if (!granted) return to_status(granted.error());
             import.access |= device;
         }
         ++import.opens;
-        return import.given;
+        address = import.given;
+        return CUDA_SUCCESS;
     }
-    return CUdeviceptr{0};
+    return std::nullopt;
 }
 
 } // namespace
@@ -136,17 +131,14 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.process().pid != ticket.pid)
             return CUDA_ERROR_INVALID_VALUE;
         const auto self = this_process();
-        const auto device = current_device(memory);
+        const auto device = driver::current_device(memory.api());
         if (!device || *device >= driver::k_max_devices || (self && *self == ticket.process()))
             return CUDA_ERROR_INVALID_CONTEXT; // as the driver's own, in the process that shares
         const auto mask = driver::DeviceMask{1} << *device;
         auto& imports = books().imports;
         {
             const MutexLock lock(imports.mutex);
-            const auto known = open_again(memory.api(), imports, ticket, mask);
-            if (!known) return to_status(known.error());
-            *address = *known;
-            if (*known != 0) return CUDA_SUCCESS;
+            if (const auto known = open_again(memory.api(), imports, ticket, mask, *address)) return known;
         }
         const auto shared =
             server::ask_for_memory(ticket.process(), ticket.request, Clock::now() + k_patience);
@@ -159,12 +151,9 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         import->from = ticket.process();
         import->allocation = ticket.request.allocation;
         const MutexLock lock(imports.mutex);
-        const auto known = open_again(memory.api(), imports, ticket, mask); // by another thread meanwhile
-        if (!known || *known != 0) {
-            unmap_import(memory.api(), *import);
-            if (!known) return to_status(known.error());
-            *address = *known;
-            return CUDA_SUCCESS;
+        if (const auto known = open_again(memory.api(), imports, ticket, mask, *address)) {
+            unmap_import(memory.api(), *import); // another thread was faster
+            return known;
         }
         *address = import->given;
         imported(import->given, shared->what.bytes, "ipc");

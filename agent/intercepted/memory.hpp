@@ -7,14 +7,9 @@
 
 #pragma once
 
-#include "gate/gate.hpp"
 #include "intercepted/calls.hpp"
 #include "model/request.hpp"
 #include "server/shared_memory.hpp"
-
-namespace gpu_sleep::agent {
-class LockedMemory;
-}
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -29,6 +24,8 @@ namespace gpu_sleep::agent::intercepted {
 /// Source: CUDA Driver API, cuMemGetAccess; what it says of plain memory was seen.
 [[nodiscard]] CUresult access_of(const Allocation& known, const CUmemLocation& location, CUresult status,
                                  unsigned long long& flags) noexcept;
+/// Lets `devices` reach the range of `address`, as its `owner` does. Whether that was new to any.
+bool let_reach(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) noexcept;
 /// The current context may reach memory of `peer`'s device from now on.
 void peer_access_enabled(CUcontext peer) noexcept;
 /// The driver refused a copy, as it does when an intercepted range lies on a device that the copy's context
@@ -102,8 +99,6 @@ void add_handles_that_stay(std::vector<Residual>& sums);
 [[nodiscard]] std::vector<Residual> residual(const LockedMemory& locked) noexcept;
 
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept;
-/// The driver mapped memory behind a handle that is none of ours.
-void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept;
 /// Memory of the current context that the driver keeps to itself, until free_by_driver() or the context's
 /// end.
 void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept;

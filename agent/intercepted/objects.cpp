@@ -4,7 +4,6 @@
 
 #include "intercepted/objects.hpp"
 
-#include "gate/gate.hpp"
 #include "intercepted/freeing.hpp"
 
 namespace gpu_sleep::agent::intercepted {
@@ -16,32 +15,31 @@ std::uint64_t bits(const void* handle) noexcept {
     return reinterpret_cast<std::uint64_t>(handle);
 }
 
-/// Waits until what is done is known. False: the process does not sleep deeply any more.
-bool await_knowledge(const Objects& objects) noexcept {
+/// An entry of a table, once what is done is known, and after `note` was called with it. Nothing also once
+/// the process does not sleep deeply any more.
+template <class Table, class Note>
+std::optional<typename Table::mapped_type>
+find_known(Table Objects::*table, const typename Table::key_type& key, const Note& note) noexcept {
+    auto& objects = books().objects;
     constexpr std::chrono::microseconds k_look{200};
     const CancellationHold no_cancellation;
     while (!objects.is_known.load(std::memory_order_acquire)) {
-        if (!gate::Gate::holds_all()) return false;
+        if (!gate::Gate::holds_all()) return std::nullopt;
         std::this_thread::sleep_for(k_look);
     }
-    return true;
-}
-
-/// Calls `use` with an entry of a table, once what is done is known. False: there is none, or `use` says so.
-template <class Table, class Use>
-bool with_known(Table Objects::*table, const typename Table::key_type& key, const Use& use) noexcept {
-    auto& objects = books().objects;
-    if (!await_knowledge(objects)) return false;
     const MutexLock lock(objects.mutex);
     const auto found = (objects.*table).find(key);
-    return found != (objects.*table).end() && use(found->second);
+    if (found == (objects.*table).end()) return std::nullopt;
+    note(found->second);
+    return found->second;
 }
 
+constexpr auto k_only_look = [](const auto&) {};
+
 bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
-    return with_known(&Objects::all, {kind, handle}, [=](Made& made) {
-        made.was_waited_for |= made.is_done && waits;
-        return made.is_done;
-    });
+    const auto known = find_known(&Objects::all, {kind, handle},
+                                  [=](Made& made) { made.was_waited_for |= made.is_done && waits; });
+    return known && known->is_done;
 }
 
 /// The events of each context.
@@ -150,9 +148,8 @@ void synchronize_as_answered(const driver::Api& api) noexcept {
             const MutexLock lock(objects.mutex);
             for (const auto& [context, done] : objects.done)
                 if (done.was_waited_for) waited_for.emplace(context, Objects::Key{Object::none, 0});
-            for (const auto& [key, made] : objects.all)
-                if (made.was_waited_for) waited_for.emplace(made.context, key);
-            for (auto& [key, made] : objects.all) made.was_waited_for = false;
+            for (auto& [key, made] : objects.all)
+                if (std::exchange(made.was_waited_for, false)) waited_for.emplace(made.context, key);
             objects.done.clear();
         }
         if (waited_for.empty()) return;
@@ -182,10 +179,8 @@ bool is_event_done(CUevent event, bool waits) noexcept {
 }
 
 bool is_context_done(CUcontext context, bool waits) noexcept {
-    return context && with_known(&Objects::done, context, [=](Objects::Done& done) {
-               done.was_waited_for |= waits;
-               return true;
-           });
+    const auto note = [=](Objects::Done& done) { done.was_waited_for |= waits; };
+    return context && find_known(&Objects::done, context, note);
 }
 
 bool is_current_context_done(bool waits) noexcept {
@@ -197,17 +192,12 @@ CUcontext current_context_while_deep() noexcept {
 }
 
 std::optional<CUdevice> device_while_deep(CUcontext context) noexcept {
-    std::optional<CUdevice> device;
-    with_known(&Objects::done, context,
-               [&](const Objects::Done& done) { return (device = done.device).has_value(); });
-    return device;
+    const auto done = find_known(&Objects::done, context, k_only_look);
+    return done ? done->device : std::nullopt;
 }
 
 std::optional<PrimaryState> primary_state_while_deep(CUdevice device) noexcept {
-    std::optional<PrimaryState> state;
-    with_known(&Objects::primary, device,
-               [&](const PrimaryState& known) { return (state = known).has_value(); });
-    return state;
+    return find_known(&Objects::primary, device, k_only_look);
 }
 
 bool put_off(Object kind, std::uint64_t handle, std::function<void()> free) noexcept {
@@ -228,13 +218,13 @@ void free_what_was_put_off(const driver::Api& api) noexcept {
     for (; !next.empty(); next = books().later.take_call()) ignoring_errors([&] { next.front()(); });
 }
 
-void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept {
+void set_memory_while_deep(std::optional<driver::MemoryInfo> memory) noexcept {
     auto& objects = books().objects;
     const MutexLock lock(objects.mutex);
     objects.memory = memory;
 }
 
-std::optional<DeviceMemory> memory_while_deep() noexcept {
+std::optional<driver::MemoryInfo> memory_while_deep() noexcept {
     auto& objects = books().objects;
     const MutexLock lock(objects.mutex);
     return gate::Gate::holds_all() ? objects.memory : std::nullopt;

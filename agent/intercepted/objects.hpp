@@ -55,8 +55,8 @@ void synchronize_as_answered(const driver::Api& api) noexcept;
 void free_what_was_put_off(const driver::Api& api) noexcept;
 
 /// For whoever asks meanwhile; none: nobody is answered. Thread-safe.
-void set_memory_while_deep(std::optional<DeviceMemory> memory) noexcept;
+void set_memory_while_deep(std::optional<driver::MemoryInfo> memory) noexcept;
 /// Nothing, unless the process sleeps deeply and has one device alone. Thread-safe.
-[[nodiscard]] std::optional<DeviceMemory> memory_while_deep() noexcept;
+[[nodiscard]] std::optional<driver::MemoryInfo> memory_while_deep() noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

@@ -27,6 +27,7 @@ CUevent take_event(const driver::Api& api, CUcontext context) {
         entered.status() == CUDA_SUCCESS && api.cuEventCreate(&event, flags_of_events(api)) == CUDA_SUCCESS;
     return is_made ? event : nullptr;
 }
+
 PendingWork::~PendingWork() {
     for (std::size_t i = 0; i < count_; ++i) {
         auto& noted = noted_[i];
@@ -64,10 +65,6 @@ void PendingWork::free_block(Noted& noted) noexcept {
     const driver::CurrentContext current(api_, noted.context);
     look_at(api_.cuMemFree(noted.block));
     noted.block = 0;
-}
-
-void PendingWork::look_at(CUresult status) noexcept {
-    if (failure_ == CUDA_SUCCESS && driver::ends_context(status)) failure_ = status;
 }
 
 bool PendingWork::note(CUcontext context) noexcept {
@@ -141,12 +138,11 @@ RunningWork find_running_work(const driver::Api& api) {
     if (!primary) return RunningWork::some;
     const auto contexts = all_contexts(*primary);
     PendingWork work(api, PendingWork::Way::to_look);
-    {
-        const std::shared_lock order(books.captures.order, std::try_to_lock);
-        if (!order || books.captures.count() != 0) return RunningWork::some;
-        for (auto* const context : contexts)
-            if (!work.note(context)) return RunningWork::some;
-    }
+    std::shared_lock order(books.captures.order, std::try_to_lock);
+    if (!order || books.captures.count() != 0) return RunningWork::some;
+    for (auto* const context : contexts)
+        if (!work.note(context)) return RunningWork::some;
+    order.unlock();
     constexpr Milliseconds k_moment{5}; // an idle GPU needs some microseconds for an event
     constexpr std::chrono::microseconds k_look{50};
     for (const auto deadline = Clock::now() + k_moment; !work.is_done(); std::this_thread::sleep_for(k_look))

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "driver/context.hpp"
 #include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::intercepted {
@@ -56,13 +55,15 @@ private:
     void free_block(Noted& noted) noexcept;
 
     /// Keeps the first status by which work failed.
-    void look_at(CUresult status) noexcept;
+    void look_at(CUresult status) noexcept {
+        if (failure_ == CUDA_SUCCESS && driver::ends_context(status)) failure_ = status;
+    }
 
     const driver::Api& api_;
     Way way_;
     CUresult failure_ = CUDA_SUCCESS;
-    std::array<Noted, 16>
-        noted_{}; ///< of more contexts than anybody has; further ones are waited for at once
+    /// Of more contexts than anybody has; further ones are waited for at once.
+    std::array<Noted, 16> noted_{};
     std::size_t count_ = 0;
 };
 

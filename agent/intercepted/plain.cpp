@@ -5,93 +5,40 @@
 #include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
+#include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
 #include "intercepted/pending_work.hpp"
 #include "intercepted/rules.hpp"
+
+#include <bit>
 
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
 
-/// Lets `devices` at the range of `address`. Whether that was new.
-bool grant(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) {
-    bool is_new = false;
-    for (int device = 0; device < driver::k_max_devices; ++device) {
-        if (device == owner || !(devices >> device & 1)) continue;
-        const auto allowed = memory.allow_access(address, device);
-        is_new |= allowed && *allowed;
-        if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
-            log::warning("GPU {} cannot be given access to {:#x}: {}", device, address,
-                         allowed.error().message);
-    }
-    return is_new;
-}
-
 driver::DeviceMask devices_in_use(ProgramMemory& memory) {
     driver::DeviceMask mask = 0;
-    int devices = 0;
-    if (memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
-    for (int device = 0; device < std::min(devices, driver::k_max_devices); ++device) {
+    const auto devices = driver::device_count(memory.api());
+    for (int device = 0; devices && device < std::min(*devices, driver::k_max_devices); ++device)
         if (is_primary_active(memory.api(), device) || !books().contexts.made_on(device).empty())
             mask |= driver::DeviceMask{1} << device;
-    }
-    if (const auto current = current_device(memory)) mask |= driver::DeviceMask{1} << *current;
+    if (const auto current = driver::current_device(memory.api())) mask |= driver::DeviceMask{1} << *current;
     return mask;
-}
-
-/// Grants the devices that may reach memory of `device` access to what was allocated there, and is in the
-/// index: who lets a device at all of it grants what the index has.
-void grant_peers(ProgramMemory& memory, int device, CUdeviceptr address) {
-    auto& access = books().peers;
-    driver::DeviceMask devices = 0;
-    {
-        const MutexLock lock(access.mutex);
-        devices = access.accessors[static_cast<std::size_t>(device)];
-    }
-    if (devices != 0) static_cast<void>(grant(memory, devices, device, address));
 }
 
 /// The pitch that the driver was seen to give: rows begin at multiples of this.
 constexpr std::size_t k_pitch_alignment = 512;
 
-/// Allocates a range or a part of one, and gives back caches before it gives up. Errors: those of
-/// Heap::allocate; refused (not to be intercepted: `residual` says why).
-Result<driver::DeviceAddress> take_range(ProgramMemory& memory, int device, std::size_t bytes,
-                                         ResidualRecord& residual) {
-    const auto tag = TagChoice()(bytes);
-    if (!tag) {
-        residual = {.kind = "plain", .reason = TagChoice::why_not(bytes), .device = device};
-        return make_error(ErrorCode::refused, "not to be intercepted");
-    }
-    auto address = try_for_memory(memory, [&] { return memory.allocate(device, *tag, bytes); });
-    if (is_short(address)) memory.note_shortage(device, bytes);
-    return address;
-}
-
 /// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts.alive.
 CUresult free_now(ProgramMemory& memory, Due& due, const Allocation& allocation) {
     PendingWork work(memory.api());
-    {
-        const std::shared_lock order(books().captures.order);
-        if (books().captures.count() != 0) {
-            due.free_later();
-            return CUDA_SUCCESS;
-        }
-        note_work(memory, allocation, work);
-    }
+    std::shared_lock order(books().captures.order);
+    if (books().captures.count() != 0) return CUDA_SUCCESS; // it is freed when they have ended
+    note_work(memory, allocation, work);
+    order.unlock();
     const auto status = work.wait();
     due.give_back(memory);
     return status;
-}
-
-Error not_own(CUdeviceptr address) {
-    return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation of gpu_sleep_alloc()",
-                      address);
-}
-
-bool is_own(CUdeviceptr address) {
-    const auto known = books().allocations.find(address);
-    return known && known->is_own && known->address == address;
 }
 
 /// Says once that work in a context of the program's own cannot be waited for.
@@ -112,16 +59,14 @@ std::vector<CUcontext> contexts_on(const driver::Api& api, driver::DeviceMask de
     std::vector<CUcontext> contexts;
     for (const auto& primary : primaries)
         if ((devices >> primary.device() & 1) != 0) contexts.push_back(primary.get());
-    for (int device = 0; device < driver::k_max_devices; ++device) {
-        if ((devices >> device & 1) == 0) continue;
-        const auto own = books().contexts.made_on(device);
+    for (auto rest = devices; rest != 0; rest &= rest - 1) {
+        const auto own = books().contexts.made_on(std::countr_zero(rest));
         contexts.insert(contexts.end(), own.begin(), own.end());
     }
     CUcontext current = nullptr;
-    CUdevice device = 0;
-    const bool has_current = api.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current &&
-                             api.cuCtxGetDevice(&device) == CUDA_SUCCESS && (devices >> device & 1) != 0;
-    if (has_current && std::find(contexts.begin(), contexts.end(), current) == contexts.end())
+    if (api.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current) return contexts;
+    const auto device = driver::current_device(api);
+    if (device && (devices >> *device & 1) != 0 && std::ranges::find(contexts, current) == contexts.end())
         contexts.push_back(current);
     return contexts;
 }
@@ -154,33 +99,51 @@ Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) 
 
 } // namespace
 
+bool let_reach(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) noexcept {
+    bool is_new = false;
+    for (; devices != 0; devices &= devices - 1) {
+        const int device = std::countr_zero(devices);
+        if (device == owner) continue;
+        ignoring_errors([&] {
+            const auto allowed = memory.allow_access(address, device);
+            is_new |= allowed && *allowed;
+            if (!allowed && allowed.error().code != ErrorCode::not_owned) // it may have been freed
+                log::warning("GPU {} cannot be given access to {:#x}: {}", device, address,
+                             allowed.error().message);
+        });
+    }
+    return is_new;
+}
+
 Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
         free_waiting();
-        const auto device = current_device(memory);
+        const auto device = driver::current_device(memory.api());
         CUcontext context = nullptr;
         if (!device || memory.api().cuCtxGetCurrent(&context) != CUDA_SUCCESS) return std::nullopt;
-        const auto range = take_range(memory, *device, bytes, residual);
+        context = books().contexts.owner_of_memory_in(context);
+        const auto tag = TagChoice()(bytes);
+        if (!tag) {
+            residual = {
+                .kind = "plain", .reason = TagChoice::why_not(bytes), .device = *device, .context = context};
+            return std::nullopt;
+        }
+        // Memory for the record is taken first: once there is a range, nothing may fail.
+        auto record = make_entry<Allocations::Taken>(
+            0, Allocation{.bytes = bytes, .device = *device, .context = context});
+        const auto range = try_for_memory(memory, [&] { return memory.allocate(*device, *tag, bytes); });
+        if (is_short(range)) memory.note_shortage(*device, bytes);
         if (!range) {
-            residual.context = books().contexts.owner_of_memory_in(context);
             if (is_shortage(range.error())) return CUDA_ERROR_OUT_OF_MEMORY;
             log::debug("left to the driver: {}", range.error().message);
             return std::nullopt;
         }
-        const auto added = guarded([&] {
-            books().allocations.add({.address = *range,
-                                     .bytes = bytes,
-                                     .device = *device,
-                                     .context = books().contexts.owner_of_memory_in(context)});
-        });
-        if (!added) {
-            give_range(memory, *range);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
+        record.mapped().address = *range;
+        books().allocations.add(std::move(record));
         // From here on, a call that enables access finds the range in the index; access that was enabled
         // before is granted now.
-        ignoring_errors([&] { grant_peers(memory, *device, *range); });
+        let_reach(memory, books().peers[static_cast<std::size_t>(*device)], *device, *range);
         *address = *range;
         return CUDA_SUCCESS;
     });
@@ -204,33 +167,27 @@ Answer free(CUdeviceptr address) noexcept {
         books().contexts.let_end();
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(books().contexts.alive);
-        return free_known(address,
-                          [](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
-                              if (allocation.pool) freed_from_pool(allocation);
-                              auto status = CUDA_SUCCESS;
-                              ignoring_errors([&] { status = free_now(memory, due, allocation); });
-                              return status; // it is freed all the same, now or later
-                          });
+        return free_known(address, [](ProgramMemory& memory, Due& due, const Allocation& allocation) {
+            if (allocation.pool) freed_from_pool(allocation);
+            auto status = CUDA_SUCCESS;
+            ignoring_errors([&] { status = free_now(memory, due, allocation); });
+            return status; // it is freed all the same, now or later
+        });
     });
 }
 
 Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, std::string_view tag,
                                            Bytes bytes) {
     warn_of_own_context(memory.api());
+    auto record = make_entry<Allocations::Taken>(
+        0, Allocation{.bytes = bytes, .device = device, .is_virtual = true, .is_own = true});
     auto address = memory.allocate(device, tag, bytes);
     if (is_short(address)) memory.note_shortage(device, bytes);
     if (!address || !intercepts()) return address;
-    const auto noted = guarded([&] {
-        books().allocations.add({.address = *address,
-                                 .bytes = bytes,
-                                 .device = device,
-                                 .is_virtual = true,
-                                 .is_own = true,
-                                 .access = driver::DeviceMask{1} << device});
-    });
-    if (noted) return address;
-    static_cast<void>(guarded([&] { return memory.free(*address); }));
-    return noted.error();
+    record.mapped().address = *address;
+    record.mapped().access = driver::DeviceMask{1} << device;
+    books().allocations.add(std::move(record));
+    return address;
 }
 
 Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
@@ -238,13 +195,16 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
         GPU_SLEEP_TRY(wait_for_use(memory, address));
         return memory.free(address);
     }
-    if (!is_own(address)) return not_own(address);
-    GPU_SLEEP_TRY(wait_for_use(memory, address));
-    if (!is_own(address)) return not_own(address); // another thread was faster
-    // The record goes first: behind the free the address may at once be somebody else's.
     auto& allocations = books().allocations;
-    auto taken = allocations.take(address, true);
-    if (taken.empty()) return not_own(address);
+    Allocations::Taken taken;
+    if (const auto known = allocations.find(address); known && known->is_own && known->address == address) {
+        GPU_SLEEP_TRY(wait_for_use(memory, address));
+        // The record goes first: behind the free the address may at once be somebody else's.
+        taken = allocations.take(address, true, true);
+    }
+    if (taken.empty()) // or another thread was faster
+        return make_error(ErrorCode::not_owned,
+                          "{:#x} is not the start of an allocation of gpu_sleep_alloc()", address);
     auto freed = guarded([&] { return memory.free(address); });
     if (!freed) allocations.put_back(taken);
     return freed;
@@ -253,10 +213,8 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
 Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int device) {
     GPU_SLEEP_TRY(memory.allow_access(address, device));
     if (intercepts())
-        ignoring_errors([&] {
-            books().allocations.change(
-                address, [&](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
-        });
+        books().allocations.change(
+            address, [=](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
     return {};
 }
 
@@ -286,24 +244,15 @@ CUresult access_of(const Allocation& known, const CUmemLocation& location, CUres
 
 void peer_access_enabled(CUcontext peer) noexcept {
     with_memory([&](ProgramMemory& memory) {
-        const auto accessor = current_device(memory);
-        std::optional<int> owner;
-        {
-            const driver::CurrentContext current(memory.api(), peer);
-            if (current.status() == CUDA_SUCCESS) owner = current_device(memory);
-        }
+        const auto accessor = driver::current_device(memory.api());
+        const auto owner = device_of(memory, peer);
         if (!accessor || !owner || *owner >= driver::k_max_devices || *accessor >= driver::k_max_devices)
             return;
         const auto mask = driver::DeviceMask{1} << *accessor;
-        auto& access = books().peers;
-        {
-            const MutexLock lock(access.mutex);
-            access.accessors[static_cast<std::size_t>(*owner)] |= mask;
-        }
+        books().peers[static_cast<std::size_t>(*owner)] |= mask;
         const auto theirs = books().allocations.all(
             [&](const Allocation& a) { return a.device == *owner && !a.is_virtual && !a.pool; });
-        for (const auto& allocation : theirs)
-            static_cast<void>(grant(memory, mask, *owner, allocation.address));
+        for (const auto& allocation : theirs) let_reach(memory, mask, *owner, allocation.address);
     });
 }
 
@@ -315,7 +264,7 @@ bool let_copies_reach(const gate::Inspector& copy) noexcept {
             const auto known = books().allocations.find(span.begin);
             if (!known || known->is_virtual || known->pool)
                 continue; // the program grants access to those itself
-            is_new |= grant(memory, devices_in_use(memory), known->device, known->address);
+            is_new |= let_reach(memory, devices_in_use(memory), known->device, known->address);
         }
     });
     return is_new;

@@ -129,26 +129,13 @@ void join_done(Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES
     }
 }
 
-/// Whether nobody uses anything of the range any more.
-bool is_idle(Pools& all, ProgramMemory& memory, const Range& range) GPU_SLEEP_REQUIRES(all.mutex) {
-    auto at = all.blocks.find(range.address);
+/// Whether nobody uses anything of the range at `address` any more.
+bool is_idle(Pools& all, ProgramMemory& memory, CUdeviceptr address, const Range& range)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    auto at = all.blocks.find(address);
     for (; at != all.blocks.end() && at->second.range == &range; ++at)
         if (!note_if_done(memory, at->second.last_use)) return false;
     return true;
-}
-
-void give_back(Pools& all, ProgramMemory& memory, Ranges::iterator range) GPU_SLEEP_REQUIRES(all.mutex) {
-    auto& pool = *range->second.pool;
-    for (auto at = all.blocks.find(range->first);
-         at != all.blocks.end() && at->second.range == &range->second;) {
-        pool.spares.erase({at->second.bytes, at->first});
-        at = all.blocks.erase(at);
-    }
-    --pool.unused_ranges;
-    pool.figures.reserved -= range->second.bytes;
-    const auto address = range->first;
-    all.ranges.erase(range);
-    give_range(memory, address);
 }
 
 } // namespace
@@ -197,11 +184,6 @@ void note_peaks(ProgramMemory& memory, Pool& pool) noexcept {
     ours.reserved_high = std::max(ours.reserved_high, reserved_in_all(memory, pool));
 }
 
-Bytes block_size(Bytes bytes) noexcept {
-    constexpr Bytes k_least = 512; // what the driver's own blocks begin at multiples of
-    return round_up(bytes, k_least);
-}
-
 bool note_if_done(ProgramMemory& memory, LastUse& last_use) {
     if (last_use.is_held) return false;
     if (last_use.done && memory.api().cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
@@ -209,8 +191,7 @@ bool note_if_done(ProgramMemory& memory, LastUse& last_use) {
     return true;
 }
 
-std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
-    GPU_SLEEP_REQUIRES(all.mutex) {
+std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key) {
     auto* const event = take_event(memory.api(), key.context);
     if (!event) return std::nullopt;
     LastUse last_use{key, key.stream != CU_STREAM_PER_THREAD, event, ++all.free_calls};
@@ -220,8 +201,7 @@ std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const Stre
 }
 
 std::optional<CUdeviceptr> take_spare(Pools& all, ProgramMemory& memory, Pool& pool,
-                                      const BlockRequest& request, bool is_any)
-    GPU_SLEEP_REQUIRES(all.mutex) {
+                                      const BlockRequest& request, bool is_any) {
     const auto most = is_any ? ~Bytes{0} : most_range(request.bytes);
     auto fit = find_fit(all, memory, pool, request, most, false);
     const bool may_ask = books().captures.count() == 0;
@@ -238,13 +218,13 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     const auto bytes = round_up(request.bytes, k_least_range);
     // Memory for the records is taken first: once there is a range, nothing may fail.
     auto size = make_entry<Sizes>(bytes, 0);
-    auto range = make_entry<Ranges>(0, Range{pool, 0, bytes, request.tag, 0});
+    auto range = make_entry<Ranges>(0, Range{pool, bytes, request.tag});
     // Any stream may use the rest of the range. It is joined with whatever this stream frees.
     const LastUse none{request.key, request.key.stream != CU_STREAM_PER_THREAD};
     auto block = make_entry<Blocks>(0, Block{&range.mapped(), bytes, false, none, {}});
     const auto address = memory.allocate(pool->device, request.tag, bytes);
     if (!address) return address.error();
-    range.key() = range.mapped().address = block.key() = *address;
+    range.key() = block.key() = *address;
     size.value() = {bytes, *address};
     all.ranges.insert(std::move(range));
     pool->spares.insert(std::move(size));
@@ -254,8 +234,7 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     return take_front(all, at, request.bytes);
 }
 
-void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexcept
-    GPU_SLEEP_REQUIRES(all.mutex) {
+void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexcept {
     auto& block = at->second;
     auto& pool = *block.range->pool;
     block.is_live = false;
@@ -275,12 +254,20 @@ bool is_excess(ProgramMemory& memory, const Range& range) noexcept {
     return pool.is_gone || reserved_in_all(memory, pool) > pool.threshold;
 }
 
-void give_back_idle(Pools& all, ProgramMemory& memory, const std::function<bool(const Range&)>& wanted)
-    GPU_SLEEP_REQUIRES(all.mutex) {
+void give_back_idle(Pools& all, ProgramMemory& memory, const std::function<bool(const Range&)>& wanted) {
     for (auto next = all.ranges.begin(); next != all.ranges.end();) {
-        const auto range = next++;
-        if (range->second.live == 0 && wanted(range->second) && is_idle(all, memory, range->second))
-            give_back(all, memory, range);
+        const auto here = next++;
+        const auto& [address, range] = *here;
+        if (range.live != 0 || !wanted(range) || !is_idle(all, memory, address, range)) continue;
+        auto& pool = *range.pool;
+        for (auto at = all.blocks.find(address); at != all.blocks.end() && at->second.range == &range;) {
+            pool.spares.erase({at->second.bytes, at->first});
+            at = all.blocks.erase(at);
+        }
+        --pool.unused_ranges;
+        pool.figures.reserved -= range.bytes;
+        const auto taken = all.ranges.extract(here);
+        give_range(memory, taken.key());
     }
 }
 

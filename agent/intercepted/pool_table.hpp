@@ -40,14 +40,15 @@ void with_pools(Use&& use) noexcept {
 /// After the pool, or the driver's part of it, grew.
 void note_peaks(ProgramMemory& memory, Pool& pool) noexcept;
 
+/// What blocks begin at multiples of, as the driver's own do.
+inline constexpr Bytes k_block_step = 512;
+
 struct BlockRequest {
-    Bytes bytes = 0; ///< a multiple of what block_size() gives
+    Bytes bytes = 0; ///< a multiple of k_block_step
     ledger::TagId tag = 0;
     StreamKey key;
 };
 
-/// Returns the size of the block for so many bytes.
-[[nodiscard]] Bytes block_size(Bytes bytes) noexcept;
 /// A block of a spare that the stream may use now, of a range of the same tag that is awake and may sleep.
 /// Where `is_any`, of whichever range; else of one that is not much too large: one small block would keep all
 /// of it. In a capture of any stream no event is asked.

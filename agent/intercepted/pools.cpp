@@ -22,9 +22,9 @@ CUmemoryPool pool_of_device(ProgramMemory& memory, int device) {
 
 /// The device that the driver made the pool for, or took it as its current one.
 std::optional<int> device_of_pool(ProgramMemory& memory, CUmemoryPool handle) {
-    int devices = 0;
-    if (!handle || memory.api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return std::nullopt;
-    for (int device = 0; device < devices; ++device) {
+    if (!handle) return std::nullopt;
+    const auto devices = driver::device_count(memory.api());
+    for (int device = 0; devices && device < *devices; ++device) {
         CUmemoryPool pool = nullptr;
         if (pool_of_device(memory, device) == handle) return device;
         if (memory.api().cuDeviceGetDefaultMemPool &&
@@ -40,10 +40,7 @@ std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool 
     if (const auto found = all.pools.find(handle); found != all.pools.end()) return found->second;
     const auto device = device_of_pool(memory, handle);
     if (!device) return nullptr;
-    auto pool = std::make_shared<Pool>();
-    pool->handle = handle;
-    pool->device = *device;
-    pool->is_mixed = true;
+    auto pool = std::make_shared<Pool>(Pool{.handle = handle, .device = *device, .is_mixed = true});
     pool->is_mixed = figure_of_driver(memory, *pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) > 0;
     all.pools.emplace(handle, pool);
     return pool;
@@ -63,19 +60,6 @@ bool is_capturing(ProgramMemory& memory, CUstream stream, bool unknown) {
     return memory.api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
                ? status != CU_STREAM_CAPTURE_STATUS_NONE
                : unknown;
-}
-
-/// The device of a context, which exists.
-std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
-    const driver::CurrentContext entered(memory.api(), context);
-    return entered.status() == CUDA_SUCCESS ? current_device(memory) : std::nullopt;
-}
-
-void grant(ProgramMemory& memory, const Pool& pool, CUdeviceptr address) {
-    for (int device = 0; device < driver::k_max_devices; ++device) {
-        if (device == pool.device || !(pool.access >> device & 1)) continue;
-        static_cast<void>(memory.allow_access(address, device));
-    }
 }
 
 /// `was_short`: memory was, and pools gave back what they could.
@@ -101,7 +85,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // First: a block that is taken and cannot be given out would have lost its last use.
     auto record = make_entry<Allocations::Taken>(
         0, Allocation{.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
-    const BlockRequest request{block_size(bytes), memory.tag_id(*name), key};
+    const BlockRequest request{round_up(bytes, k_block_step), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { // much more than it ever used
         constexpr Bytes k_leeway = 32 * k_mib;
         const auto& figures = pool->figures;
@@ -119,7 +103,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
         if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
         pool->is_mixed |= !taken; // from here on
         if (!taken) return std::nullopt;
-        ignoring_errors([&] { grant(memory, *pool, *taken); });
+        let_reach(memory, pool->access, pool->device, *taken);
         block = *taken;
     }
     record.mapped().address = *block;
@@ -135,7 +119,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
 void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     auto& all = books().pools;
     const MutexLock lock(all.mutex);
-    auto& allocation = due->allocations.begin()->second;
+    auto& allocation = due.allocations.begin()->second;
     const auto block = all.blocks.find(allocation.address);
     const bool is_block = block != all.blocks.end();
     if (is_block) block->second.range->pool->figures.used -= allocation.bytes;
@@ -143,7 +127,7 @@ void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     if (!last_use) return;
     if (is_block) {
         make_spare(all, block, *last_use);
-        due->allocations.clear();
+        due.allocations.clear();
     } else {
         allocation.done = last_use->done;
         allocation.freed_in = key.context;
@@ -186,27 +170,24 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
 
 Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
     return answered([&] {
-        return free_known(address,
-                          [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
-                              const auto key = key_of(memory, stream, per_thread);
-                              if (!key.context) { // the driver says what is wrong
-                                  books().allocations.put_back(due->allocations);
-                                  return std::nullopt;
-                              }
-                              if (is_capturing(memory, key.stream,
-                                               true)) { // where an event would be a part of it, or break it
-                                  freed_from_pool(allocation);
-                                  return CUDA_SUCCESS; // when the capture has ended
-                              }
-                              ignoring_errors([&] { free_in_order(memory, due, key); });
-                              if (!due->allocations.empty()) {
-                                  // Without an event nobody can say when the block is free: wait, and give it
-                                  // back.
-                                  due.free_later();
-                                  free_waiting();
-                              }
-                              return CUDA_SUCCESS;
-                          });
+        const auto free = [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
+            const auto key = key_of(memory, stream, per_thread);
+            if (!key.context) { // the driver says what is wrong
+                books().allocations.put_back(due.allocations);
+                return std::nullopt;
+            }
+            if (is_capturing(memory, key.stream, true)) { // where an event would be a part of it, or break it
+                freed_from_pool(allocation);
+                return CUDA_SUCCESS; // when the capture has ended
+            }
+            ignoring_errors([&] { free_in_order(memory, due, key); });
+            if (due.allocations.empty()) return CUDA_SUCCESS;
+            // Without an event nobody can say when the block is free: wait, and give it back.
+            due.free_later();
+            free_waiting();
+            return CUDA_SUCCESS;
+        };
+        return free_known(address, free);
     });
 }
 
@@ -271,16 +252,11 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
         const auto pool = find_pool(all, memory, handle);
         if (!pool) return;
         for (std::size_t i = 0; i < count; ++i) {
-            const auto& granted = grants[i];
-            if (granted.location.type != CU_MEM_LOCATION_TYPE_DEVICE || granted.location.id < 0 ||
-                granted.location.id >= driver::k_max_devices)
-                continue;
-            const auto bit = driver::DeviceMask{1} << granted.location.id;
-            pool->access = granted.flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? pool->access | bit
-                                                                               : pool->access & ~bit;
+            const auto& [location, flags] = grants[i];
+            if (is_device(location)) note_access(pool->access, location.id, flags);
         }
         for (const auto& [address, range] : all.ranges)
-            if (range.pool == pool) grant(memory, *pool, address);
+            if (range.pool == pool) let_reach(memory, pool->access, pool->device, address);
     });
 }
 

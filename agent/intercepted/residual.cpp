@@ -13,46 +13,42 @@ namespace {
 
 constexpr Bytes k_bits = 8; // of a byte
 
+/// Formats that have so many bits.
+struct Formats {
+    Bytes bits = 0;
+    std::initializer_list<CUarray_format> all;
+};
+constexpr Formats k_by_channel[] = {
+    {8, {CU_AD_FORMAT_UNSIGNED_INT8, CU_AD_FORMAT_SIGNED_INT8}},
+    {16, {CU_AD_FORMAT_UNSIGNED_INT16, CU_AD_FORMAT_SIGNED_INT16, CU_AD_FORMAT_HALF}},
+    {32, {CU_AD_FORMAT_UNSIGNED_INT32, CU_AD_FORMAT_SIGNED_INT32, CU_AD_FORMAT_FLOAT}}};
+constexpr Formats k_by_element[] = {
+    {4,
+     {CU_AD_FORMAT_BC1_UNORM, CU_AD_FORMAT_BC1_UNORM_SRGB, CU_AD_FORMAT_BC4_UNORM, CU_AD_FORMAT_BC4_SNORM}},
+    {8,
+     {CU_AD_FORMAT_BC2_UNORM, CU_AD_FORMAT_BC2_UNORM_SRGB, CU_AD_FORMAT_BC3_UNORM,
+      CU_AD_FORMAT_BC3_UNORM_SRGB, CU_AD_FORMAT_BC5_UNORM, CU_AD_FORMAT_BC5_SNORM, CU_AD_FORMAT_BC6H_UF16,
+      CU_AD_FORMAT_BC6H_SF16, CU_AD_FORMAT_BC7_UNORM, CU_AD_FORMAT_BC7_UNORM_SRGB, CU_AD_FORMAT_UNORM_INT8X1,
+      CU_AD_FORMAT_SNORM_INT8X1}},
+    {12, {CU_AD_FORMAT_NV12}},
+    {16,
+     {CU_AD_FORMAT_UNORM_INT8X2, CU_AD_FORMAT_SNORM_INT8X2, CU_AD_FORMAT_UNORM_INT16X1,
+      CU_AD_FORMAT_SNORM_INT16X1}},
+    {32,
+     {CU_AD_FORMAT_UNORM_INT8X4, CU_AD_FORMAT_SNORM_INT8X4, CU_AD_FORMAT_UNORM_INT16X2,
+      CU_AD_FORMAT_SNORM_INT16X2}},
+    {64, {CU_AD_FORMAT_UNORM_INT16X4, CU_AD_FORMAT_SNORM_INT16X4}}};
+
+/// Zero for a format that is not among them.
+Bytes bits_of(CUarray_format format, std::span<const Formats> among) noexcept {
+    for (const auto& [bits, all] : among)
+        if (std::ranges::find(all, format) != all.end()) return bits;
+    return 0;
+}
+
 /// Zero for formats whose elements share planes: how large those are the driver alone knows.
 Bytes bits_of_element(const CUDA_ARRAY3D_DESCRIPTOR& array) noexcept {
-    switch (array.Format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8: return Bytes{8} * array.NumChannels;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF: return Bytes{16} * array.NumChannels;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT: return Bytes{32} * array.NumChannels;
-    case CU_AD_FORMAT_BC1_UNORM:
-    case CU_AD_FORMAT_BC1_UNORM_SRGB:
-    case CU_AD_FORMAT_BC4_UNORM:
-    case CU_AD_FORMAT_BC4_SNORM: return 4;
-    case CU_AD_FORMAT_BC2_UNORM:
-    case CU_AD_FORMAT_BC2_UNORM_SRGB:
-    case CU_AD_FORMAT_BC3_UNORM:
-    case CU_AD_FORMAT_BC3_UNORM_SRGB:
-    case CU_AD_FORMAT_BC5_UNORM:
-    case CU_AD_FORMAT_BC5_SNORM:
-    case CU_AD_FORMAT_BC6H_UF16:
-    case CU_AD_FORMAT_BC6H_SF16:
-    case CU_AD_FORMAT_BC7_UNORM:
-    case CU_AD_FORMAT_BC7_UNORM_SRGB:
-    case CU_AD_FORMAT_UNORM_INT8X1:
-    case CU_AD_FORMAT_SNORM_INT8X1: return 8;
-    case CU_AD_FORMAT_NV12: return 12;
-    case CU_AD_FORMAT_UNORM_INT8X2:
-    case CU_AD_FORMAT_SNORM_INT8X2:
-    case CU_AD_FORMAT_UNORM_INT16X1:
-    case CU_AD_FORMAT_SNORM_INT16X1: return 16;
-    case CU_AD_FORMAT_UNORM_INT8X4:
-    case CU_AD_FORMAT_SNORM_INT8X4:
-    case CU_AD_FORMAT_UNORM_INT16X2:
-    case CU_AD_FORMAT_SNORM_INT16X2: return 32;
-    case CU_AD_FORMAT_UNORM_INT16X4:
-    case CU_AD_FORMAT_SNORM_INT16X4: return 64;
-    default: return 0;
-    }
+    return bits_of(array.Format, k_by_channel) * array.NumChannels + bits_of(array.Format, k_by_element);
 }
 
 Bytes bytes_of(const CUDA_ARRAY3D_DESCRIPTOR& array, unsigned levels) noexcept {
@@ -66,55 +62,38 @@ Bytes bytes_of(const CUDA_ARRAY3D_DESCRIPTOR& array, unsigned levels) noexcept {
     return elements * bits_of_element(array) / k_bits;
 }
 
-/// Adds the memory that the driver holds for the memory nodes of graphs.
-void add_graph_memory(std::vector<Residual>& sums) {
+/// The device of the current context; the first without one.
+int device_or_first() noexcept {
     const auto with = memory();
-    if (!with || !with->may_call_driver() || !with->api().cuDeviceGetGraphMemAttribute) return;
-    int devices = 0;
-    if (with->api().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return;
-    for (int device = 0; device < devices; ++device) {
+    return with ? driver::current_device(with->api()).value_or(0) : 0;
+}
+
+/// Adds the memory that the driver holds for the memory nodes of graphs.
+void add_graph_memory(const driver::Api& api, std::vector<Residual>& sums) {
+    if (!api.cuDeviceGetGraphMemAttribute) return;
+    const auto devices = driver::device_count(api);
+    for (int device = 0; devices && device < *devices; ++device) {
         cuuint64_t bytes = 0;
-        if (!driver::is_primary_active(with->api(), device)) continue;
-        if (with->api().cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
-                                                     &bytes) == CUDA_SUCCESS &&
+        if (driver::is_primary_active(api, device) &&
+            api.cuDeviceGetGraphMemAttribute(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
+                CUDA_SUCCESS &&
             bytes != 0)
             add_to_sum(sums, {"graph", device, bytes, 1, "the driver owns graph node memory"});
     }
 }
 
-/// Adds ranges and handles of the program whose memory cannot sleep.
-void add_memory_that_stays(const LockedMemory& locked, std::vector<Residual>& sums) {
-    if (!memory()) return; // the process is ending
-    for (const auto& [address, backing] : locked.ledger().backings())
-        if (backing.stay_reason)
-            add_to_sum(sums, {backing.host_backed                      ? model::k_residual_of_host
-                              : backing.stay_reason == k_shared_by_ipc ? "ipc"
-                                                                       : "pinned",
-                              backing.device, backing.bytes, 1, backing.stay_reason});
-    add_handles_that_stay(sums);
-}
-
 } // namespace
 
 void stays_in_context(CUdeviceptr address, Bytes bytes, const char* kind, const char* reason) noexcept {
-    ignoring_errors([&] {
-        const auto with = memory();
-        CUcontext context = nullptr;
-        if (with && with->api().cuCtxGetCurrent(&context) == CUDA_SUCCESS)
-            context = books().contexts.owner_of_memory_in(context);
-        const auto device = with ? current_device(*with).value_or(0) : 0;
-        books().residual.add(address, {bytes, kind, reason, device, context});
-    });
+    const auto with = memory();
+    CUcontext context = nullptr;
+    if (with && with->api().cuCtxGetCurrent(&context) == CUDA_SUCCESS)
+        context = books().contexts.owner_of_memory_in(context);
+    books().residual.add(address, {bytes, kind, reason, device_or_first(), context});
 }
 
 void imported(CUdeviceptr address, std::size_t bytes, const char* kind) noexcept {
-    const auto with = memory();
-    const auto device = with ? current_device(*with).value_or(0) : 0;
-    books().residual.add(address, {bytes, kind, k_of_another_process, device, nullptr});
-}
-
-void mapped_by_driver(CUdeviceptr address, std::size_t bytes, CUmemGenericAllocationHandle handle) noexcept {
-    if (books().residual.mapped(address, handle)) imported(address, bytes, "virtual");
+    books().residual.add(address, {bytes, kind, k_of_another_process, device_or_first(), nullptr});
 }
 
 void array_created(const void* array, const CUDA_ARRAY3D_DESCRIPTOR& wanted, unsigned levels) noexcept {
@@ -145,8 +124,16 @@ std::vector<Residual> residual(const LockedMemory& locked) noexcept {
     std::vector<Residual> sums;
     ignoring_errors([&] {
         books().residual.add_to(sums);
-        add_memory_that_stays(locked, sums);
-        if (intercepts()) add_graph_memory(sums);
+        const auto* const with = memory();
+        if (!with) return; // the process is ending
+        for (const auto& [address, backing] : locked.ledger().backings())
+            if (backing.stay_reason)
+                add_to_sum(sums, {backing.host_backed                      ? model::k_residual_of_host
+                                  : backing.stay_reason == k_shared_by_ipc ? "ipc"
+                                                                           : "pinned",
+                                  backing.device, backing.bytes, 1, backing.stay_reason});
+        add_handles_that_stay(sums);
+        if (intercepts() && with->may_call_driver()) add_graph_memory(with->api(), sums);
     });
     return sums;
 }

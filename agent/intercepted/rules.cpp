@@ -18,33 +18,32 @@
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
-struct Settings {
-    Bytes least = 0;
-    std::string tag{model::k_default_tag};
-    model::AllocationRules rules;
-};
-
-Settings read_settings() {
-    Settings settings;
+std::string_view read_tag() {
     const auto parse_tag = [](std::string_view text) {
         return model::is_valid_tag(text) ? std::optional(text) : std::nullopt;
     };
-    settings.least = bytes_setting(model::environment::k_min_size).value_or(0);
-    if (const auto tag = parsed_setting(model::environment::k_tag,
-                                        "a tag: 1 to 64 letters, digits, '_', '-', '.' or ':'", parse_tag))
-        settings.tag = *tag;
-    if (const auto text = setting(model::environment::k_rules); !text.empty()) {
-        auto rules = model::AllocationRules::parse(text);
-        if (rules)
-            settings.rules = *std::move(rules);
-        else
-            log::error("{} is ignored: {}", model::environment::k_rules, rules.error().message);
-    }
-    return settings;
+    return parsed_setting(model::environment::k_tag, "a tag: 1 to 64 letters, digits, '_', '-', '.' or ':'",
+                          parse_tag)
+        .value_or(model::k_default_tag);
 }
 
+model::AllocationRules read_rules() {
+    const auto text = setting(model::environment::k_rules);
+    if (text.empty()) return {};
+    auto rules = model::AllocationRules::parse(text);
+    if (rules) return *std::move(rules);
+    log::error("{} is ignored: {}", model::environment::k_rules, rules.error().message);
+    return {};
+}
+
+struct Settings {
+    Bytes least = bytes_setting(model::environment::k_min_size).value_or(0);
+    std::string tag{read_tag()};
+    model::AllocationRules rules = read_rules();
+};
+
 const Settings& settings() {
-    static const auto* const read = new Settings(read_settings());
+    static const auto* const read = new Settings;
     return *read;
 }
 

@@ -150,11 +150,9 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
     auto& unseen = books().unseen;
     std::vector<model::UnseenUse> found;
     if (look == Look::calls) found = find_bypassing(model::parse_mappings(*mappings));
-    {
-        const MutexLock lock(unseen.mutex);
-        if (look == Look::calls) unseen.bypassing = std::move(found);
-        uses.insert(uses.end(), unseen.bypassing.begin(), unseen.bypassing.end());
-    }
+    const MutexLock lock(unseen.mutex);
+    if (look == Look::calls) unseen.bypassing = std::move(found);
+    uses.insert(uses.end(), unseen.bypassing.begin(), unseen.bypassing.end());
     for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
     return uses;
 }

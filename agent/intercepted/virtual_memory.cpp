@@ -19,6 +19,17 @@ Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.m
     return found == all.handles.end() ? nullptr : &found->second;
 }
 
+/// Calls `use` under the mutexes of the program's memory and of its handles.
+template <class Use>
+auto with_handles(ProgramMemory& memory, const Use& use) {
+    // Clang does not see that the mutex which `use` requires is that of the handles it is given.
+    return memory.with_lock([&](LockedMemory& locked) GPU_SLEEP_UNCHECKED {
+        auto& all = books().handles;
+        const MutexLock lock(all.mutex);
+        return use(locked, all);
+    });
+}
+
 /// Gives it back to the driver once the program has neither it nor a mapping of it.
 void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
@@ -73,9 +84,7 @@ void make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* r
 std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
     std::optional real = handle;
     with_memory([&](ProgramMemory& memory) {
-        memory.with_lock([&](const LockedMemory& locked) {
-            auto& all = books().handles;
-            const MutexLock lock(all.mutex);
+        with_handles(memory, [&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
             if (const auto* mine = find_handle(all, handle)) real = real_handle(locked, all, *mine);
         });
     });
@@ -84,9 +93,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
 
 void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
     with_memory([&](ProgramMemory& memory) {
-        memory.with_lock([&](LockedMemory& locked) {
-            auto& all = books().handles;
-            const MutexLock lock(all.mutex);
+        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
             if (auto* mine = find_handle(all, handle))
                 make_stay(locked, all, *mine, reason);
             else if (reason == k_exported)
@@ -112,8 +119,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     if (!tag) return;
     ledger::Backing backing; // from now on it can sleep, and its handle may change
     backing.address = address;
-    backing.bytes = mapping.bytes;
-    backing.allocated = mapping.bytes;
+    backing.bytes = backing.allocated = mapping.bytes;
     backing.tag = memory.ledger().tag_id(*tag);
     backing.device = handle.properties.location.id;
     backing.access = mapping.access;
@@ -137,19 +143,12 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
 void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, const CUmemAccessDesc& granted,
                 bool is_reached) {
     unsigned long long flags = granted.flags;
-    if (!is_reached && api.cuMemGetAccess(&flags, &granted.location, address) != CUDA_SUCCESS) {
+    const bool is_known =
+        is_reached || api.cuMemGetAccess(&flags, &granted.location, address) == CUDA_SUCCESS;
+    if (!is_known || !is_device(granted.location) || flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
         mapping.has_other_access = true; // it stays, as it is
-        return;
-    }
-    const bool is_of_device = granted.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                              granted.location.id >= 0 && granted.location.id < driver::k_max_devices;
-    if (!is_of_device || flags == CU_MEM_ACCESS_FLAGS_PROT_READ) {
-        mapping.has_other_access = true;
-        return;
-    }
-    const auto bit = driver::DeviceMask{1} << granted.location.id;
-    const bool is_granted = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    mapping.access = is_granted ? mapping.access | bit : mapping.access & ~bit;
+    else
+        note_access(mapping.access, granted.location.id, flags);
 }
 
 /// The mappings that lie in [address, address + bytes).
@@ -167,9 +166,7 @@ std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, By
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        if (!handle || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-            properties->location.id < 0 || properties->location.id >= driver::k_max_devices)
-            return std::nullopt;
+        if (!handle || !properties || !is_device(properties->location)) return std::nullopt;
         // Memory for the record is taken first: once the driver has made the handle, nothing may fail.
         auto made = make_entry<std::map<std::uint64_t, Handle>>();
         auto& mine = made.mapped();
@@ -245,24 +242,23 @@ void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
 Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
            unsigned long long flags) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        auto& all = books().handles;
-        return memory.with_lock([&](LockedMemory& locked) -> Answer {
-            const MutexLock lock(all.mutex);
-            auto* mine = find_handle(all, handle);
-            if (!mine) return std::nullopt;
-            const auto real = real_handle(locked, all, *mine);
-            if (!real) return k_sleeps;
-            // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
-            std::map<CUdeviceptr, Mapping> made;
-            made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = mine});
-            mine->mappings.reserve(mine->mappings.size() + 1);
-            const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
-            if (status != CUDA_SUCCESS) return status;
-            if (!mine->mappings.empty()) make_stay(locked, all, *mine, "mapped at several addresses");
-            all.mappings.merge(made);
-            mine->mappings.push_back(address);
-            return CUDA_SUCCESS;
-        });
+        return with_handles(
+            memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+                auto* mine = find_handle(all, handle);
+                if (!mine) return std::nullopt;
+                const auto real = real_handle(locked, all, *mine);
+                if (!real) return k_sleeps;
+                // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
+                std::map<CUdeviceptr, Mapping> made;
+                made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = mine});
+                mine->mappings.reserve(mine->mappings.size() + 1);
+                const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
+                if (status != CUDA_SUCCESS) return status;
+                if (!mine->mappings.empty()) make_stay(locked, all, *mine, "mapped at several addresses");
+                all.mappings.merge(made);
+                mine->mappings.push_back(address);
+                return CUDA_SUCCESS;
+            });
     });
 }
 
@@ -270,48 +266,46 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                   std::size_t count) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         const TagChoice choose_tag;
-        auto& all = books().handles;
-        return memory.with_lock([&](LockedMemory& locked) -> Answer {
-            const MutexLock lock(all.mutex);
-            const auto found = mappings_in(all, address, bytes);
-            if (found.empty()) return std::nullopt;
-            if (any_sleeps(locked, all, found)) return k_sleeps;
-            const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
-            if (status != CUDA_SUCCESS) return status;
-            auto reached = address; // without a hole
-            for (const auto at : found) {
-                auto& mapping = all.mappings.at(at);
-                const bool is_reached = at == reached;
-                if (is_reached) reached += mapping.bytes;
-                for (std::size_t i = 0; i < count; ++i)
-                    note_grant(memory.api(), at, mapping, grants[i], is_reached);
-                hand_to_ledger(locked, at, mapping, choose_tag);
-            }
-            return CUDA_SUCCESS;
-        });
+        return with_handles(
+            memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+                const auto found = mappings_in(all, address, bytes);
+                if (found.empty()) return std::nullopt;
+                if (any_sleeps(locked, all, found)) return k_sleeps;
+                const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
+                if (status != CUDA_SUCCESS) return status;
+                auto reached = address; // without a hole
+                for (const auto at : found) {
+                    auto& mapping = all.mappings.at(at);
+                    const bool is_reached = at == reached;
+                    if (is_reached) reached += mapping.bytes;
+                    for (std::size_t i = 0; i < count; ++i)
+                        note_grant(memory.api(), at, mapping, grants[i], is_reached);
+                    hand_to_ledger(locked, at, mapping, choose_tag);
+                }
+                return CUDA_SUCCESS;
+            });
     });
 }
 
 Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        auto& all = books().handles;
-        return memory.with_lock([&](LockedMemory& locked) -> Answer {
-            const MutexLock lock(all.mutex);
-            const auto found = mappings_in(all, address, bytes);
-            if (found.empty()) return std::nullopt;
-            if (any_sleeps(locked, all, found)) return k_sleeps;
-            const auto status = memory.api().cuMemUnmap(address, bytes);
-            if (status != CUDA_SUCCESS) return status;
-            for (const auto at : found) {
-                auto& mapping = all.mappings.at(at);
-                auto& handle = *mapping.handle;
-                take_from_ledger(locked, at, mapping);
-                all.mappings.erase(at);
-                std::erase(handle.mappings, at);
-                release_if_unused(memory, all, handle);
-            }
-            return CUDA_SUCCESS;
-        });
+        return with_handles(memory,
+                            [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+                                const auto found = mappings_in(all, address, bytes);
+                                if (found.empty()) return std::nullopt;
+                                if (any_sleeps(locked, all, found)) return k_sleeps;
+                                const auto status = memory.api().cuMemUnmap(address, bytes);
+                                if (status != CUDA_SUCCESS) return status;
+                                for (const auto at : found) {
+                                    auto& mapping = all.mappings.at(at);
+                                    auto& handle = *mapping.handle;
+                                    take_from_ledger(locked, at, mapping);
+                                    all.mappings.erase(at);
+                                    std::erase(handle.mappings, at);
+                                    release_if_unused(memory, all, handle);
+                                }
+                                return CUDA_SUCCESS;
+                            });
     });
 }
 
@@ -326,9 +320,7 @@ bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
 bool own_mappings_sleep() noexcept {
     const auto with = memory();
     if (!with) return false;
-    return with->with_lock([](const LockedMemory& locked) {
-        auto& all = books().handles;
-        const MutexLock lock(all.mutex);
+    return with_handles(*with, [](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
         return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
             return sleeps(locked, mapping.first, mapping.second);
         });
@@ -364,9 +356,7 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 
 void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
     with_memory([&](ProgramMemory& memory) {
-        memory.with_lock([&](LockedMemory& locked) {
-            auto& all = books().handles;
-            const MutexLock lock(all.mutex);
+        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
             for (auto at = address; at < address + bytes;) {
                 const auto* const backing = locked.ledger().find(at);
                 if (!backing) break;

@@ -273,7 +273,7 @@ Result<void> DeepSleep::take_stock() {
     }
     if (devices.size() == 1)
         if (const auto* const gpu = gpus ? find(*gpus, devices.begin()->second.uuid) : nullptr)
-            intercepted::set_memory_while_deep(intercepted::DeviceMemory{gpu->free, gpu->total});
+            intercepted::set_memory_while_deep(driver::MemoryInfo{gpu->free, gpu->total});
     set_devices(std::move(devices));
     return {};
 }

@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
 #include "gate/gate.hpp"
 #include "registry/handles.hpp"
 
@@ -66,11 +64,12 @@ public:
         by_address_.insert(std::move(record));
     }
     /// Takes out what begins at `address`, if it is of that kind.
-    Taken take(CUdeviceptr address, bool is_virtual) noexcept {
+    Taken take(CUdeviceptr address, bool is_virtual, bool is_own = false) noexcept {
         const AloneLock lock(mutex_);
         Taken taken;
         const auto found = by_address_.find(address);
-        if (found != by_address_.end() && found->second.is_virtual == is_virtual)
+        if (found != by_address_.end() && found->second.is_virtual == is_virtual &&
+            found->second.is_own == is_own)
             taken.insert(by_address_.extract(found));
         return taken;
     }

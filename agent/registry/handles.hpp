@@ -5,8 +5,6 @@
 #pragma once
 
 #include "base/process.hpp"
-#include "base/thread_safety.hpp"
-#include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "driver/memory.hpp"
 

@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
-#include "base/units.hpp"
 #include "common/lock_order.hpp"
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
@@ -54,8 +52,8 @@ struct Pool {
     bool reuses_unwaited = true; ///< CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
     Bytes threshold = 0;         ///< what it may have reserved across a synchronise
     driver::DeviceMask access = 0;
-    PoolFigures figures;
-    Sizes spares;                     ///< of all its ranges
+    PoolFigures figures{};
+    Sizes spares{};                   ///< of all its ranges
     std::size_t frees_since_join = 0; ///< join_done()
     std::size_t unused_ranges = 0;    ///< of which nothing is given out
 };
@@ -63,7 +61,6 @@ struct Pool {
 /// Memory that a pool took at a time: one backing, of one tag.
 struct Range {
     std::shared_ptr<Pool> pool;
-    CUdeviceptr address = 0;
     Bytes bytes = 0;
     ledger::TagId tag = 0;
     std::size_t live = 0; ///< blocks that are given out
@@ -87,8 +84,8 @@ struct Pools {
     std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
     Ranges ranges GPU_SLEEP_GUARDED_BY(mutex);
     Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
-    std::atomic<bool> has_excess{
-        false}; ///< some pool has more than its threshold, or memory that was freed in a stream's order waits
+    /// Some pool has more than its threshold, or memory that was freed in a stream's order waits.
+    std::atomic<bool> has_excess{false};
     std::atomic<bool> is_due{false};               ///< the program synchronised since, nothing was given back
     std::atomic<std::uint64_t> free_calls{0};      ///< how often blocks were freed
     std::atomic<std::uint64_t> synchronized_to{0}; ///< those up to which were before a synchronise

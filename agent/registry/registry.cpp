@@ -12,9 +12,7 @@ Departed Registry::take(CUcontext context, bool is_primary) noexcept {
     const auto dies = [=](const Allocation& a) {
         return !a.is_virtual && a.context == context && (is_primary || !a.pool);
     };
-    Departed departed;
-    departed.context = context;
-    departed.is_primary = is_primary;
+    Departed departed{.context = context, .is_primary = is_primary};
     departed.captures = captures.take(context);
     pools.hold_uses_in(context);
     {

@@ -5,20 +5,13 @@
 #pragma once
 
 #include "base/memory.hpp"
+#include "driver/context.hpp"
 #include "model/unseen_libraries.hpp"
-#include "registry/allocations.hpp"
 #include "registry/contexts.hpp"
-#include "registry/handles.hpp"
 #include "registry/pools.hpp"
 #include "registry/residual.hpp"
 
 namespace gpu_sleep::agent::registry {
-
-/// Which devices may reach whose plain memory: cuCtxEnablePeerAccess.
-struct PeerAccess {
-    Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::array<driver::DeviceMask, driver::k_max_devices> accessors GPU_SLEEP_GUARDED_BY(mutex){};
-};
 
 /// The addresses that each node of an executable graph names. A node with a child graph has the addresses of
 /// that: if it changes, all of them are replaced.
@@ -55,11 +48,6 @@ struct PrimaryState {
     unsigned flags = 0;
     int active = 0;
 };
-/// The memory of the one device that the process uses, as it was when it fell deeply asleep.
-struct DeviceMemory {
-    Bytes free = 0;
-    Bytes total = 0;
-};
 /// Where and how an object was made.
 struct Made {
     CUcontext context = nullptr; ///< where it was made; null: not known
@@ -78,7 +66,8 @@ struct Objects {
     };
     std::map<CUcontext, Done> done GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdevice, PrimaryState> primary GPU_SLEEP_GUARDED_BY(mutex);
-    std::optional<DeviceMemory> memory GPU_SLEEP_GUARDED_BY(mutex);
+    /// Of the one device that the process uses, as it was when it fell deeply asleep.
+    std::optional<driver::MemoryInfo> memory GPU_SLEEP_GUARDED_BY(mutex);
     std::atomic<bool> is_known{false}; ///< what is done
 
     /// The context takes what was made in it with it, but for pools, which belong to devices, and memory from
@@ -108,11 +97,11 @@ struct Unseen {
 struct Departed {
     CUcontext context = nullptr;
     bool is_primary = false;
-    Allocations::Taken allocations; ///< that die with it
-    Later::Items later;             ///< those that are freed later, and what was freed in it
-    Captures::Taken captures;
-    Contexts::Record record;
-    ResidualRecords::Taken residual;
+    Allocations::Taken allocations{}; ///< that die with it
+    Later::Items later{};             ///< those that are freed later, and what was freed in it
+    Captures::Taken captures{};
+    Contexts::Record record{};
+    ResidualRecords::Taken residual{};
 };
 
 /// The books, in the order in which their mutexes are taken. Each is thread-safe, or has a mutex for whoever
@@ -126,7 +115,8 @@ struct Registry {
     Allocations allocations;
     Later later;
     ResidualRecords residual;
-    PeerAccess peers;
+    /// The devices that may reach each one's plain memory: cuCtxEnablePeerAccess.
+    std::array<std::atomic<driver::DeviceMask>, driver::k_max_devices> peers{};
     Graphs graphs;
     Objects objects;
     Unseen unseen;

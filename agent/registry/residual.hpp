@@ -5,8 +5,7 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
-#include "base/units.hpp"
+#include "base/guard.hpp"
 #include "common/lock_order.hpp"
 
 #include <cuda.h>
@@ -36,7 +35,15 @@ struct Residual {
 };
 
 /// Adds `row` to the one of its kind, device and reason.
-void add_to_sum(std::vector<Residual>& sums, const Residual& row);
+inline void add_to_sum(std::vector<Residual>& sums, const Residual& row) {
+    const auto same = std::find_if(sums.begin(), sums.end(), [&](const Residual& s) {
+        return std::string_view(s.kind) == row.kind && s.device == row.device &&
+               std::string_view(s.reason) == row.reason;
+    });
+    if (same == sums.end()) return sums.push_back(row);
+    same->bytes += row.bytes;
+    same->count += row.count;
+}
 
 /// Memory that the driver gave out, and which stays.
 struct ResidualRecord {
@@ -51,29 +58,101 @@ struct ResidualRecord {
 /// The records of all such memory. A record is lost where memory is short. Thread-safe.
 class ResidualRecords {
 public:
-    void add(CUdeviceptr address, const ResidualRecord& record) noexcept;
+    void add(CUdeviceptr address, const ResidualRecord& record) noexcept {
+        ignoring_errors([&] {
+            auto& shard = shard_of(address);
+            const MutexLock lock(shard.mutex);
+            count_ += shard.records.insert_or_assign(address, record).second;
+        });
+    }
     [[nodiscard]] bool has_any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
     using Node = std::unordered_map<CUdeviceptr, ResidualRecord>::node_type;
-    Node take(CUdeviceptr address) noexcept;
-    void put_back(Node record) noexcept;
+    Node take(CUdeviceptr address) noexcept {
+        auto& shard = shard_of(address);
+        const MutexLock lock(shard.mutex);
+        auto record = shard.records.extract(address);
+        count_ -= !record.empty();
+        return record;
+    }
+    void put_back(Node record) noexcept {
+        ignoring_errors([&] {
+            auto& shard = shard_of(record.key());
+            const MutexLock lock(shard.mutex);
+            count_ += shard.records.insert(std::move(record)).inserted;
+        });
+    }
     /// Takes out what ends with the context.
     using Taken = std::vector<Node>;
-    [[nodiscard]] Taken take(CUcontext context, bool is_primary) noexcept;
+    [[nodiscard]] Taken take(CUcontext context, bool is_primary) noexcept {
+        Taken taken;
+        for (auto& shard : shards_) {
+            const MutexLock lock(shard.mutex);
+            for (auto next = shard.records.begin(); next != shard.records.end();) {
+                const auto here = next++;
+                if (here->second.context != context || (here->second.pool && !is_primary)) continue;
+                auto record = shard.records.extract(here);
+                --count_;
+                ignoring_errors([&] { taken.push_back(std::move(record)); });
+            }
+        }
+        return taken;
+    }
 
     /// The driver gave out a handle that is none of ours, of memory on the host or of another process, or one
     /// more reference to it; or is about to take one back.
-    void handle_taken(CUmemGenericAllocationHandle handle) noexcept;
-    void handle_released(CUmemGenericAllocationHandle handle) noexcept;
+    void handle_taken(CUmemGenericAllocationHandle handle) noexcept {
+        ignoring_errors([&] {
+            const MutexLock lock(mutex_);
+            ++foreign_[handle].references;
+        });
+    }
+    void handle_released(CUmemGenericAllocationHandle handle) noexcept {
+        const MutexLock lock(mutex_);
+        const auto found = foreign_.find(handle);
+        if (found == foreign_.end()) return;
+        if (found->second.references != 0) --found->second.references;
+        forget_if_unused(handle);
+    }
     /// The memory of such a handle is shared with other processes: `how` is k_exported or
     /// k_of_another_process.
-    void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcept;
+    void handle_shared(CUmemGenericAllocationHandle handle, const char* how) noexcept {
+        ignoring_errors([&] {
+            const MutexLock lock(mutex_);
+            foreign_[handle].shared = how;
+        });
+    }
     /// The driver mapped memory behind such a handle. Whether it is of another process.
-    bool mapped(CUdeviceptr address, CUmemGenericAllocationHandle handle) noexcept;
+    bool mapped(CUdeviceptr address, CUmemGenericAllocationHandle handle) noexcept {
+        bool is_imported = false;
+        ignoring_errors([&] {
+            const MutexLock lock(mutex_);
+            auto& foreign = foreign_[handle];
+            foreign_mappings_.insert_or_assign(address, handle);
+            ++foreign.mappings;
+            is_imported = foreign.shared == k_of_another_process;
+        });
+        return is_imported;
+    }
     /// It unmapped whatever was there.
-    void unmapped(CUdeviceptr address, std::size_t bytes) noexcept;
+    void unmapped(CUdeviceptr address, std::size_t bytes) noexcept {
+        while (const auto at = take_mapping(address, bytes)) take(*at);
+    }
 
     /// Adds all to the sums. May throw for want of memory.
-    void add_to(std::vector<Residual>& sums) const;
+    void add_to(std::vector<Residual>& sums) const {
+        {
+            const MutexLock lock(mutex_);
+            // On the host, or not mapped: it takes nothing of a GPU, and decides what the driver can do.
+            for (const auto& [handle, foreign] : foreign_)
+                if (foreign.shared && (foreign.shared == k_exported || foreign.mappings == 0))
+                    add_to_sum(sums, {"virtual", 0, 0, 1, foreign.shared});
+        }
+        for (const auto& shard : shards_) {
+            const MutexLock lock(shard.mutex);
+            for (const auto& [address, one] : shard.records)
+                add_to_sum(sums, {one.kind, one.device, one.bytes, 1, one.reason});
+        }
+    }
 
 private:
     struct Foreign {
@@ -87,16 +166,32 @@ private:
         mutable Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
         std::unordered_map<CUdeviceptr, ResidualRecord> records GPU_SLEEP_GUARDED_BY(mutex);
     };
-    Shard& shard_of(CUdeviceptr address) noexcept;
+    Shard& shard_of(CUdeviceptr address) noexcept {
+        constexpr unsigned k_granularity_bits = 9; // of what the driver gives out
+        return shards_[(address >> k_granularity_bits) % shards_.size()];
+    }
     /// Forgets the handle once nothing holds its memory: the driver may give it out again.
-    void forget_if_unused(CUmemGenericAllocationHandle handle) GPU_SLEEP_REQUIRES(mutex_);
+    void forget_if_unused(CUmemGenericAllocationHandle handle) GPU_SLEEP_REQUIRES(mutex_) {
+        const auto found = foreign_.find(handle);
+        if (found != foreign_.end() && found->second.references == 0 && found->second.mappings == 0)
+            foreign_.erase(found);
+    }
     /// Takes the first mapping in these bytes out.
-    std::optional<CUdeviceptr> take_mapping(CUdeviceptr address, std::size_t bytes) noexcept;
+    std::optional<CUdeviceptr> take_mapping(CUdeviceptr address, std::size_t bytes) noexcept {
+        const MutexLock lock(mutex_);
+        const auto first = foreign_mappings_.lower_bound(address);
+        if (first == foreign_mappings_.end() || first->first >= address + bytes) return std::nullopt;
+        const auto [at, handle] = *first;
+        foreign_mappings_.erase(first);
+        --foreign_.at(handle).mappings;
+        forget_if_unused(handle);
+        return at;
+    }
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     std::map<CUmemGenericAllocationHandle, Foreign> foreign_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::map<CUdeviceptr, CUmemGenericAllocationHandle>
-        foreign_mappings_ GPU_SLEEP_GUARDED_BY(mutex_); ///< and whose they are
+    /// And whose they are.
+    std::map<CUdeviceptr, CUmemGenericAllocationHandle> foreign_mappings_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::array<Shard, 16> shards_;
     std::atomic<std::size_t> count_{0}; ///< in all shards
 };

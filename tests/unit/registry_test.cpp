@@ -122,6 +122,16 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
     }
 }
 
+TEST_CASE("Registry: only an allocation of its own kind is taken at an address", "[registry]") {
+    Registry registry;
+    const auto [is_virtual, is_own] =
+        GENERATE(table<bool, bool>({{false, false}, {true, false}, {true, true}}));
+    registry.allocations.add({.address = 1, .bytes = 1, .is_virtual = is_virtual, .is_own = is_own});
+    CHECK(registry.allocations.take(1, !is_virtual, is_own).empty());
+    CHECK(registry.allocations.take(1, is_virtual, !is_own).empty());
+    CHECK(registry.allocations.take(1, is_virtual, is_own).size() == 1);
+}
+
 TEST_CASE("Registry: a green context hands its events and its memory on to its primary one", "[registry]") {
     Registry registry;
     auto& contexts = registry.contexts;
