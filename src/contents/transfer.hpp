@@ -22,8 +22,9 @@
 
 namespace gpu_sleep::contents {
 
-/// Most device memory that coded blocks pass through: launches for so much fill a GPU.
-inline constexpr Bytes k_scratch = 128 * k_mib;
+/// Most device memory that coded blocks pass through. Each launch costs a program that computes on the same GPU
+/// a switch, so that few large ones are better (tests/bench/RESULTS.md).
+inline constexpr Bytes k_scratch = 256 * k_mib;
 /// It is taken where so many times as much is free: programs and neighbours come first.
 inline constexpr Bytes k_scratch_share = 4;
 
