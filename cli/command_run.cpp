@@ -48,7 +48,7 @@ std::string_view purpose(const protocol::Request& request, ErrorCode failure) no
     if (failure == ErrorCode::outcome_unknown)
         return wakes ? "say whether {} is awake" : "say whether {} is asleep";
     if (std::holds_alternative<model::ReleaseRequest>(request)) return "have {} give back what it retains";
-    if (std::holds_alternative<model::LiveRequest>(request)) return "have {} run on from host memory";
+    if (std::holds_alternative<model::LiveRequest>(request)) return "move {} to host memory";
     if (const auto* const sleep = model::sleep_in(request); sleep && sleep->level == model::Level::pause)
         return "pause {}";
     return wakes ? "wake {}" : "put {} to sleep";

@@ -231,8 +231,7 @@ std::string name_problem(const std::string& name) {
 }
 
 usage::Row user_row(std::optional<uid_t>& user) {
-    return {"--user", usage::parsed("NAME|UID", control::parse_user, user),
-            "Only processes of this user (default: all users)"};
+    return {"--user", usage::parsed("NAME|UID", control::parse_user, user), "Only processes of this user"};
 }
 
 std::string tag_problem(const std::string& tag) {

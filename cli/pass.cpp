@@ -162,7 +162,7 @@ Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies&
     if (!found) return found;
     heed_refusals(finder, found->seen);
     for (const auto& each : found->failed) {
-        const auto purpose = fmt::format("say what becomes of {}", title(each.process));
+        const auto purpose = fmt::format("find out whether {} would sleep", title(each.process));
         print_error(render_error(options.program, purpose, *client::error_of(each.answer)));
     }
     return found;

@@ -29,8 +29,8 @@ Result<NamedTracer> NamedTracer::name(pid_t tracer, const Kernel& kernel) {
     if (!asks_for_names(kernel.scope)) return NamedTracer();
     if (tracer <= 0)
         return make_error(ErrorCode::not_permitted,
-                          "under Yama (ptrace_scope 1) a process must name its tracer, but the asking "
-                          "process has no id in its pid namespace");
+                          "under Yama (ptrace_scope 1), the process must name its tracer, but the command is "
+                          "in another pid namespace");
     if (kernel.set(tracer) == 0) return NamedTracer(kernel.set);
     // The kernel knows the call, because it has a scope.
     return errno_error(errno == EINVAL ? ErrorCode::no_process : ErrorCode::io_failed, errno, "prctl",

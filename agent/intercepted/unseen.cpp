@@ -135,7 +135,7 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<FileMapping>& all
             calls |= own.find(text.data()) != nullptr;
         });
         if (calls || (looks_up && names_driver(own_memory, {begin, end})))
-            uses.push_back({"calls past the agent, which need gpu-run --audit", std::string(begin->name())});
+            uses.push_back({"calls that bypass the agent; use gpu-run --audit", std::string(begin->name())});
     }
     return uses;
 }
@@ -187,7 +187,7 @@ Result<void> check_calls_are_seen() {
 }
 
 std::string words_for(const std::vector<model::UnseenUse>& uses) {
-    return "use of the GPU that cannot be seen: " + model::list_of(uses);
+    return "GPU use that the agent cannot see: " + model::list_of(uses);
 }
 
 } // namespace gpu_sleep::agent::intercepted

@@ -117,7 +117,7 @@ void IdleTimer::note_end(const server::Outcome& outcome, const Try& begun) {
     if (!failed || told_ == trouble) return;
     told_ = trouble;
     lock.unlock();
-    log::warning("idle for {}, but it could not go to sleep as asked: {}", words_of(after), trouble);
+    log::warning("the process was idle for {}, but its sleep failed: {}", words_of(after), trouble);
 }
 
 std::string IdleTimer::note(bool knows_idleness) const {
@@ -126,7 +126,7 @@ std::string IdleTimer::note(bool knows_idleness) const {
     auto words =
         fmt::format("it sleeps after {} without work on the GPU (--idle)", words_of(wanted_.only_if_idle));
     if (!knows_idleness) words += ", but the agent cannot tell now whether it is idle";
-    if (!trouble_.empty()) words += "; the last time it could not go to sleep as asked: " + trouble_;
+    if (!trouble_.empty()) words += "; its last sleep failed: " + trouble_;
     return words;
 }
 

@@ -38,13 +38,13 @@ constexpr std::pair<std::string_view, const char*> k_against_memory[] = {
     {intercepted::k_exported, k_shares_memory},
     {intercepted::k_shared_by_ipc, k_shares_memory},
     {model::k_residual_of_host,
-     "it uses host memory in place that must stay, and the driver may be unable to restore that"},
+     "it uses host memory that must stay there, and the driver may be unable to restore it"},
 };
 
 /// So do these objects, which other processes share.
 constexpr std::pair<intercepted::Object, const char*> k_against_objects[] = {
     {intercepted::Object::shared_event,
-     "it shares events with other processes, and could not see what they record meanwhile"},
+     "it shares events with other processes, and would miss what these record while it sleeps"},
     {intercepted::Object::shared_pool, k_shares_memory},
     {intercepted::Object::shared_memory, k_shares_memory},
     {intercepted::Object::external_memory, k_comes_from_outside},
@@ -177,7 +177,7 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
 }
 
 Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline, bool is_own) {
-    std::optional<log::Step> step("keep from the driver");
+    std::optional<log::Step> step("keep calls from the driver");
     const auto keep_going = [&] { return asker({model::Progress::Phase::drain, 0, 0}); };
     auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
     if (ready) ready = guarded([&] { return check_again(); });
@@ -194,7 +194,7 @@ Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_poi
     }
     gate::Gate::set_deep_stage(gate::DeepStage::away);
     moved_.clear();
-    step.emplace("have the driver take the rest");
+    step.emplace("have the driver checkpoint");
     auto done = guarded([&]() -> Result<void> {
         const auto gpus = looks_->look();
         if (!gpus) return not_deeply(gpus.error().message);

@@ -45,7 +45,7 @@ Result<model::Directive> Joint::wait(model::Progress::Phase phase, Milliseconds 
             last_heard = Clock::now();
         } else if (Clock::now() - last_heard >= k_patience) {
             return make_error(ErrorCode::timed_out,
-                              "the command, which waits for other processes, has said nothing for {}",
+                              "the command, which waits for other processes, has sent nothing for {}",
                               format_seconds(std::chrono::duration<double>(k_patience).count()));
         }
     }

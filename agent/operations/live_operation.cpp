@@ -82,7 +82,7 @@ public:
             static_cast<void>(note_memory(&model::DeviceReport::free_after));
             if (stayed_ > 0)
                 its_.report.notes.push_back(
-                    fmt::format("{} stay where they are: in each of {} attempts, the program "
+                    fmt::format("{} did not move: in each of {} attempts, the program "
                                 "wrote more than a tenth of it during the copy",
                                 format_bytes(stayed_), sleep::k_most_rounds));
             if (moved_ > 0 && done)
@@ -266,7 +266,7 @@ private:
             if (!makes_way) return std::move(is_quiet).error();
             its_.ground.settle_gate();
             if (Clock::now() >= std::min(deadline_, gives_up))
-                return make_error(ErrorCode::timed_out, "the program keeps ending contexts");
+                return make_error(ErrorCode::timed_out, "the program destroys contexts again and again");
         }
     }
     Result<void> stop_work(const server::ProgressSink& progress, Clock::time_point deadline) {

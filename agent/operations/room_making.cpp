@@ -188,7 +188,8 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
         if (const auto* const report = std::get_if<Report>(&slept.answer); report && report->changed)
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
     if (made.is_enough()) return std::string();
-    against_ = made.against.empty() ? "no process that it can ask has memory there" : joined(made.against);
+    against_ = made.against.empty() ? "no process that this agent can ask has memory on the GPU"
+                                    : joined(made.against);
     against_within_ = min_awake;
     wait_ = made.wait;
     inhibited_for_ = made.inhibited_for;
@@ -271,7 +272,8 @@ Result<Report> RoomMaking::rehearse(const Wake& wake, const model::WakeRequest& 
     }
     if (is_enough) return report;
     auto why = "there is too little GPU memory now: " +
-               (made->against.empty() ? "no process that it can ask has some" : joined(made->against));
+               (made->against.empty() ? "no process that this agent can ask has memory on the GPU"
+                                      : joined(made->against));
     const bool is_inhibited = minds_inhibitors(request, made->inhibited_for);
     if (request.wait.count() > 0 && !is_inhibited)
         report.notes.push_back(std::move(why));

@@ -187,7 +187,7 @@ public:
         if (stays_in_place_ && (!done || !report.changed)) return *stays_in_place_;
         if (stays_in_place_)
             ignoring_errors([&] {
-                report.notes.push_back(fmt::format("memory that sleeps in place stays in host memory: {}",
+                report.notes.push_back(fmt::format("memory that the GPU uses in host memory stays there: {}",
                                                    stays_in_place_->message));
             });
         has_slept_ = report.changed;
@@ -425,9 +425,9 @@ constexpr Step<Sleep> k_steps[] = {
     {"wait for the other processes", &Sleep::await_others, nullptr, Progress::Phase::drain, true},
     {"move contents", &Sleep::move_contents, nullptr, std::nullopt, true},
     {"pause", &Sleep::pause, nullptr, std::nullopt, true},
-    {"say how touches are met", &Sleep::apply_to_sleepers, nullptr, std::nullopt, true},
+    {"set what GPU work does", &Sleep::apply_to_sleepers, nullptr, std::nullopt, true},
     {"settle the gate", &Sleep::open_gate, nullptr, std::nullopt, true},
-    {"have the driver take the rest", &Sleep::go_deep, nullptr, std::nullopt, true},
+    {"have the driver checkpoint", &Sleep::go_deep, nullptr, std::nullopt, true},
 };
 
 /// Reports that nothing was put to sleep, and why.

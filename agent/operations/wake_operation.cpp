@@ -73,9 +73,10 @@ public:
         is_deep_ = GPU_SLEEP_TRY(ground.deep.look());
         if (is_deep_ || request_.gpus.empty() || ground.deep.has_moved(request_.gpus)) return {};
         ground.settle_gate(); // somebody else may have brought it back
-        return make_error(ErrorCode::invalid_argument,
-                          "it does not sleep deeply, so what it has on a GPU cannot move: put it to sleep "
-                          "with gpu-sleep --deep first");
+        return make_error(
+            ErrorCode::invalid_argument,
+            "it does not sleep deeply, so its memory cannot move to another GPU: put it to sleep "
+            "with gpu-sleep --deep first");
     }
 
     /// After a deep sleep: sets aside the room for all that comes back.
@@ -264,7 +265,7 @@ constexpr Step<Wake> k_part[] = {
     {"settle the gate", &Wake::open_gate},
 };
 constexpr Step<Wake> k_end[] = {
-    {"bring back what runs from host memory", &Wake::bring_back_live},
+    {"move host memory back to the GPU", &Wake::bring_back_live},
     {"give host memory back", &Wake::give_host_memory_back},
 };
 

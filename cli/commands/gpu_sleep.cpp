@@ -75,7 +75,7 @@ usage::Table table_of(Typed& typed) {
             "If host memory is too small, keep the rest in files in DIR"},
            {"--codec",
             usage::choice("auto|raw", [&request](const std::string& word) { request.raw = word == "raw"; }),
-            "raw: in host memory, keep contents as they are (default: auto, smaller where that pays)"},
+            "In host memory, keep contents smaller where that pays (auto, the default) or as they are (raw)"},
            {"--keep-files", usage::flag(request.keep_files),
             "Do not delete the files when the process wakes or ends"}}},
          {"While it sleeps",
@@ -83,7 +83,7 @@ usage::Table table_of(Typed& typed) {
            cli::touch_limit_row(request.touch_limit)}},
          {"How it goes to sleep",
           {{"--idle", usage::duration(typed.idle),
-            "Not now, but whenever the process has had no GPU work for this long (0s: no more)"},
+            "Set a timer: sleep after this long without GPU work (0s: remove the timer)"},
            usage::brief(cli::dry_run_row(request.dry_run)),
            {"--timeout", usage::duration(typed.timeout),
             "Give up if GPU memory is not released within this time (default: 30 s, not counting copying)"},
@@ -164,7 +164,9 @@ std::string problem(const Typed& typed) {
     if (typed.runs_on && (typed.releases || asks_for_sleep(request)))
         return "--live puts nothing to sleep, and cannot be used with the options of a sleep";
     if (typed.idle && asks_for_more_than_timer(typed))
-        return "--idle can be used only with --deep, --on-touch and the options of where contents go";
+        return "--idle sets a timer: of the options for sleeps, it takes only --deep, --on-touch and those "
+               "for "
+               "contents";
     if (typed.live_bytes && !typed.runs_on) return "--bytes can be used only with --live";
     if (const auto possible = model::check_pause(request); !possible) return possible.error().message;
     if (auto text = cli::touch_problem(request.on_touch, request.touch_limit); !text.empty()) return text;

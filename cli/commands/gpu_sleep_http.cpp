@@ -27,8 +27,8 @@ constexpr const char* k_examples =
     "  gpu-sleep-http 4242 --http 8080           curl -X POST localhost:8080/sleep\n"
     "  gpu-sleep-http llama --http unix:/run/user/1000/llama\n"
     "  gpu-run --http 8080 -- python3 serve.py   the same, from its start to its end\n";
-constexpr const char* k_exit_statuses = "0 the process has ended, or the server was told to end; 1 it cannot "
-                                        "listen, 2 wrong usage, 3 no such process.";
+constexpr const char* k_exit_statuses = "0 the process has ended, or the server was told to end; 1 failed, "
+                                        "2 wrong usage or an address that is taken, 3 no such process.";
 
 struct ServeOptions {
     std::string target;

@@ -31,12 +31,13 @@ usage::Table table_of(Typed& typed) {
         {"[OPTION]... PID"},
         {{"Options",
           {cli::target_row(typed.target), usage::brief(cli::user_row(typed.command.whom.user)),
+           usage::brief({"--wait", usage::duration(typed.wait),
+                         "How long to retry while GPU memory is short (default: 60 s; 0 s if only inhibitors "
+                         "prevent it)"}),
            usage::brief(
-               {"--wait", usage::duration(typed.wait),
-                "How long to retry while GPU memory is short (default: 60 s, but not for inhibitors)"}),
-           usage::brief({"--timeout", usage::duration(typed.timeout),
-                         "Give up if memory is not back within this time; callbacks get as long again "
-                         "(default: 30 s, not counting copying)"}),
+               {"--timeout", usage::duration(typed.timeout),
+                "Give up if memory is not back within this time; callbacks get the same time in addition "
+                "(default: 30 s, not counting copying)"}),
            usage::brief(
                {"--dry-run", usage::flag(request.dry_run), "Only show how much would be taken and restored"}),
            usage::brief(cli::json_row(typed.output.json)),

@@ -58,7 +58,8 @@ usage::Table table_of(Typed& typed) {
               {usage::brief({"--dry-run", usage::flag(request.dry_run),
                              "Only show how much would be taken and restored"}),
                {"--timeout", usage::duration(typed.timeout),
-                "Give up if memory is not back within this time; callbacks get as long again (default: 30 s, "
+                "Give up if memory is not back within this time; callbacks get the same time in addition "
+                "(default: 30 s, "
                 "not counting copying)"}}},
              {"Output", {cli::json_row(typed.output.json), cli::quiet_row(typed.output.quiet)}}},
             k_examples,

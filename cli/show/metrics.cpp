@@ -114,7 +114,7 @@ private:
 /// All families, in the order in which they are written.
 struct Metrics {
     Family processes{"gpu_sleep_processes", "gauge", "Processes that gpu-sleep can put to sleep."};
-    Family info{"gpu_sleep_process_info", "gauge", "1, with what tells a process from others."};
+    Family info{"gpu_sleep_process_info", "gauge", "1, with labels that identify the process."};
     Family unanswered{"gpu_sleep_unanswered", "gauge", "Processes whose agent did not answer."};
     Family stopped{"gpu_sleep_stopped", "gauge", "Processes that are stopped, so that no agent answers."};
     Family stopped_report{"gpu_sleep_stopped_report_seconds", "gauge", "Age of a stopped process's metrics."};

@@ -63,7 +63,7 @@ std::string headline(const control::Process& process, const Report& report, bool
     if (report.dry_run && !report.devices.empty())
         return fmt::format("{} would {}{}{}; nothing was changed:\n", subject,
                            report.refusal.empty() ? "" : "not ",
-                           is_live  ? "run on"
+                           is_live  ? "move to host memory"
                            : sleeps ? "sleep"
                                     : "wake",
                            is_live ? "" : level);

@@ -30,7 +30,7 @@ Error garbled(Error error) {
 }
 
 Error unknown(const std::string& reason) {
-    return make_error(ErrorCode::outcome_unknown, "it is past the point of no return; {}",
+    return make_error(ErrorCode::outcome_unknown, "it was too late to cancel; {}",
                       reason.empty() ? "the command stopped waiting for it" : reason);
 }
 

@@ -156,8 +156,8 @@ Result<void> Restore::verify() {
     GPU_SLEEP_TRY(zero(again));
     auto still = GPU_SLEEP_TRY(find_damage(damaged));
     if (still.empty())
-        log::warning("copied again to GPU {}, because it had arrived damaged: {}", transfer_.session.device(),
-                     counted(damaged.size(), "block"));
+        log::warning("blocks copied again to GPU {}, because the first copy was damaged: {}",
+                     transfer_.session.device(), damaged.size());
     for (const auto index : still) {
         const auto& block = wanted_[index];
         if (failures_.contains(block.range)) continue; // it could not be brought once more

@@ -400,8 +400,8 @@ Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const 
         return make_error(ErrorCode::io_failed,
                           "host memory is damaged: {} differ from the GPU's, the first at {:#x}",
                           counted(still.size(), "block"), still.front().device.address);
-    log::warning("copied again to host memory, because the first copy had changed: {}",
-                 counted(damaged.size(), "block"));
+    log::warning("blocks copied again to host memory, because the first copy had changed: {}",
+                 damaged.size());
     return {};
 }
 

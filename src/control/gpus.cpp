@@ -240,8 +240,9 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
 std::string why_not_asked(Finder& finder, const Process& asker, const Process& other) {
     if (other.uid != asker.uid) {
         const auto owner = user_name(other.uid);
-        return asker.uid == 0 ? fmt::format("it belongs to {}; root's agents ask only root's own", owner)
-                              : fmt::format("it belongs to {}: {}", owner, only_its_user(other.uid));
+        return asker.uid == 0
+                   ? fmt::format("it belongs to {}; root's agents ask only root's processes", owner)
+                   : fmt::format("it belongs to {}: {}", owner, only_its_user(other.uid));
     }
     const auto place = place_of_socket(finder, asker);
     const auto its_place = place_of_socket(finder, other);

@@ -340,7 +340,7 @@ constexpr std::array k_machine_checks = {
     MachineCheck{"mig", "MIG", judge_mig},
     MachineCheck{"mps", "MPS", judge_mps},
     MachineCheck{"checkpoint", "checkpoint", judge_checkpoint},
-    MachineCheck{"host_backing", "running on", judge_host_backing},
+    MachineCheck{"host_backing", "host backing", judge_host_backing},
     MachineCheck{"ptrace", "permission", judge_ptrace},
     MachineCheck{"link", "link", judge_link},
     MachineCheck{"host_memory", "host memory", judge_memory},

@@ -85,7 +85,9 @@ Findings judge_reach(const MachineFacts&, const ProcessFacts& process) {
         // The agent knows of calls, too.
         if (is_for_force(*rehearsal)) findings.push_back(bad(rehearsal->refusal, advice));
     } else if (!process.kernel.unseen.empty()) {
-        findings.push_back(warn("uses the GPU unseen: " + model::list_of(process.kernel.unseen), advice));
+        findings.push_back(
+            warn("uses the GPU in ways that the agent cannot see: " + model::list_of(process.kernel.unseen),
+                 advice));
     }
     if (status && !status->intercepts)
         findings.push_back(warn(

@@ -197,8 +197,8 @@ void Transactions::adjust_asleep(const model::SleepRequest& request, model::Repo
             fmt::format("tag '{}' stays in {}: its kept contents are damaged", tag, where));
     for (const auto& directory : directories)
         if (std::error_code ignored; !std::filesystem::equivalent(directory, request.directory, ignored))
-            report.notes.push_back(fmt::format("files stay in {}: naming another directory moves nothing; "
-                                               "wake it first",
+            report.notes.push_back(fmt::format("files stay in {}: they cannot move to another directory; "
+                                               "wake the process first",
                                                directory));
     if (!request.keep_files || request.dry_run) return;
     const auto kept = contents_.keep_files(asleep);
@@ -358,9 +358,8 @@ Result<void> Transactions::count_host_backed_by(WakePlan& plan, const model::Wak
     auto on_gpu = plan;
     on_gpu.to_host.clear();
     if (!check_free_memory(on_gpu)) return has_room;
-    report.notes.push_back(
-        "all memory wakes on the GPU: too little host memory to run from, beside the contents; " +
-        has_room.error().message);
+    report.notes.push_back("all memory wakes on the GPU: too little host memory for it and the contents; " +
+                           has_room.error().message);
     plan = std::move(on_gpu);
     return {};
 }

@@ -161,8 +161,8 @@ model::WakeRequest wake_elsewhere() {
 /// Steps that are a part of another.
 const std::map<std::string, std::string> k_parts{
     {"copy contents", "move contents"},
-    {"keep from the driver", "have the driver take the rest"},
-    {"look how deeply it sleeps", "have the driver take the rest"},
+    {"keep calls from the driver", "have the driver checkpoint"},
+    {"look how deeply it sleeps", "have the driver checkpoint"},
     {"driver: restore", "have the driver bring it back"},
     {"driver: unlock", "have the driver bring it back"},
 };
@@ -297,8 +297,8 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
     }));
     for (const auto& row : refusals()) ends.insert(row.step);
     // A step belongs here only if nothing can end a sleep in it.
-    std::vector<std::string> expected{"sleep", "say how touches are met", "settle the gate"};
-    if (!request.deep) expected.emplace_back("have the driver take the rest");
+    std::vector<std::string> expected{"sleep", "set what GPU work does", "settle the gate"};
+    if (!request.deep) expected.emplace_back("have the driver checkpoint");
     CHECK(never(steps, ends) == expected);
 }
 
@@ -399,7 +399,7 @@ TEST_CASE("Steps: a wake that ends at any of them leaves all asleep", "[steps]")
                                       "shut the gate",
                                       "callbacks after the wake",
                                       "settle the gate",
-                                      "bring back what runs from host memory",
+                                      "move host memory back to the GPU",
                                       "give host memory back"};
     if (!deep_request().deep) std::erase(expected, "wait for GPU memory"); // the refusals show it
     CHECK(never(steps, ends) == expected);

@@ -118,7 +118,7 @@ class Sleeper:
         report = processes[0].get("report", {}) if processes else {}
         self.moves += report.get("changed", False)
         if status == OK:
-            self.refused["written meanwhile"] += any("stay where they are" in note for note in report.get("notes", []))
+            self.refused["written meanwhile"] += any("did not move" in note for note in report.get("notes", []))
         elif status != NO_PROCESS: # it may just have ended
             codes = [process["error"]["code"] for process in processes if process.get("error")]
             reason = codes[0] if codes else f"status {status}"

@@ -117,7 +117,7 @@ TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom i
         CHECK(told().empty());
         const auto output = pass();
         CHECK(succeeded(output));
-        CHECK_THAT(output.out, mentions("notify leaves it alone in this pass"));
+        CHECK_THAT(output.out, mentions("the notify program keeps it awake in this pass"));
         CHECK(host.state() == "awake");
         CHECK_THAT(told(), mentions(before) && mentions("\tthe-server\tunused for ") &&
                                mentions(", to host memory\n") && !mentions("after"));

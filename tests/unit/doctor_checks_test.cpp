@@ -309,7 +309,7 @@ TEST_CASE("Doctor: what would refuse a sleep is bad", "[doctor]") {
     process = good_process();
     rehearsal_of(process).refusal_code = ErrorCode::unseen_library;
     rehearsal_of(process).refusal =
-        "use of the GPU that cannot be seen: video decoding (libnvcuvid.so.1); refused without --force";
+        "GPU use that the agent cannot see: video decoding (libnvcuvid.so.1); refused without --force";
     check_bad(process, "reach", "libnvcuvid.so.1");
     rehearsal_of(process).refusal_code.reset();
     rehearsal_of(process).refusal = "the program holds sleeps back";

@@ -377,7 +377,7 @@ TEST_CASE("Find: an agent asks none of another user, and none with another /tmp"
     CHECK(why(40, 42) == "it sees another /tmp, so it cannot be asked; start both with the same /tmp");
     CHECK(why(42, 40) == why(40, 42));
     CHECK(why(45, 46) == "it may be out of reach: its agent's socket was not found");
-    CHECK(why(44, 43) == "it belongs to 1000040; root's agents ask only root's own");
+    CHECK(why(44, 43) == "it belongs to 1000040; root's agents ask only root's processes");
     CHECK(why(47, 44) == "it belongs to root: only root can put it to sleep");
     CHECK(why(47, 43) == "it belongs to 1000040: only 1000040 and root can put it to sleep");
 }

@@ -93,7 +93,7 @@ class ContextLost(Error, code="context_lost"):
 
 
 class OutcomeUnknown(Error, code="outcome_unknown"):
-    """The process was past the point of no return and did not report the result."""
+    """It was too late to cancel, and the process did not report the result."""
 
 
 _CLASSES["agent_unreachable"] = NoAgent

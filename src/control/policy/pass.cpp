@@ -214,9 +214,9 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     }
     for (auto& seen : found->seen)
         if (spared.contains(seen.process.pid))
-            seen.decision = {{}, "notify leaves it alone in this pass"};
+            seen.decision = {{}, "the notify program keeps it awake in this pass"};
         else if (request.spare && gives_back && seen.decision.request && !told.contains(seen.process.pid))
-            seen.decision = {{}, "the next pass announces it first"};
+            seen.decision = {{}, "the next pass tells the notify program about it first"};
     requests = requests_for(*found, budgets, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
     carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);

@@ -174,7 +174,7 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     const auto moved = host.command("gpu-sleep", in_files); // the copies alone
     INFO(moved.out);
     REQUIRE(moved.status == 0);
-    CHECK_THAT(moved.out, mentions("memory that sleeps in place stays in host memory: "));
+    CHECK_THAT(moved.out, mentions("memory that the GPU uses in host memory stays there: "));
     CHECK(host.report("tags/1/in_files_bytes") == "4194304");
     CHECK(host.report("host_bytes") == "8388608");
     REQUIRE(host.command("gpu-sleep", in_files).status == 0);
@@ -229,7 +229,7 @@ TEST_CASE("Live: a program whose threads end contexts moves all the same", "[liv
     const auto moved = go_live(host);
     INFO(moved.out);
     REQUIRE(moved.status == 0);
-    CHECK_THAT(moved.out, !mentions("stay where they are"));
+    CHECK_THAT(moved.out, !mentions("did not move"));
     CHECK(host.report("tags/0/resident_bytes") == "0");
     const auto woken = host.command("gpu-wake", {"--json"});
     REQUIRE(woken.status == 0);

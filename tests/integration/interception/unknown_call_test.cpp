@@ -24,7 +24,7 @@ TEST_CASE("Unknown call: a look-up is none, and a call is named and makes a slee
     host.tell(how);
     CHECK(host.tell(how) == "same");
     host.cycle();
-    CHECK_THAT(host.command("gpu-ps").out, !mentions("cannot be seen"));
+    CHECK_THAT(host.command("gpu-ps").out, !mentions("cannot see"));
 
     piece.hash = host.tell("submit 0");
     CHECK(host.tell("submit 0") == piece.hash); // the second call, which goes straight on

@@ -30,7 +30,7 @@ TEST_CASE("Unseen library: a sleep refuses and says why; forced, it goes on", "[
     Captured host(k_runtime);
     const auto piece = make_piece(host, "plain", k_piece_bytes);
     const auto before = free_bytes(host);
-    CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out, !mentions("cannot be seen"));
+    CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out, !mentions("cannot see"));
     host.tell(k_load + how);
 
     const auto refused = host.command("gpu-sleep");
@@ -103,7 +103,7 @@ TEST_CASE("Unseen library: a plug-in whose calls bypass the agent is refused, an
     }
     CHECK(done.status == 1);
     const auto name = file.substr(file.rfind('/') + 1);
-    CHECK_THAT(done.err, mentions("calls past the agent, which need gpu-run --audit (" + name));
+    CHECK_THAT(done.err, mentions("calls that bypass the agent; use gpu-run --audit (" + name));
     CHECK(host.state() == "awake");
     CHECK(host.command("gpu-doctor", {"--json"}).status != 0);
     REQUIRE(succeeded(host.command("gpu-sleep", {"--force"})));
