@@ -128,6 +128,13 @@ Result<void> for_each_part(const HostCopy& copy, Part&& part) {
     return done;
 }
 
+template <class Part>
+Result<void> for_each_part(const std::vector<Turn>& turns, Part&& part) {
+    for (const auto& turn : turns)
+        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    return {};
+}
+
 Bytes unpinned_bytes(const HostArena& arena) noexcept {
     Bytes sum = 0;
     for (std::size_t i = 0; i < arena.piece_count(); ++i)
@@ -320,8 +327,7 @@ Result<void> HostCache::take(Transfer& transfer, std::span<Batch* const> batches
         if (preparer) GPU_SLEEP_TRY(preparer->wait(*copy.arena, piece, [&] { return transfer.look(); }));
         return copy_out(transfer, copy);
     };
-    for (const auto& turn : turns)
-        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    GPU_SLEEP_TRY(for_each_part(turns, part));
     if (!relayed.empty()) GPU_SLEEP_TRY(relay(transfer, relayed, claims, reach));
     if (relays)
         for (auto* const arena : arenas) arena->note_ready();
@@ -336,9 +342,7 @@ Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks
         GPU_SLEEP_TRY(reach(copy.turn));
         return copy_out(transfer, copy);
     };
-    for (const auto& turn : turns)
-        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
-    return {};
+    return for_each_part(turns, part);
 }
 
 Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
