@@ -138,9 +138,9 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
         });
     }
     if (tasks.empty() || !session.has_own_stream()) return {};
-    const auto scratch = std::min(k_scratch, bytes);
     const auto memory = GPU_SLEEP_TRY(session.memory_info());
-    if (memory.free < k_scratch_share * scratch) return {};
+    const auto scratch = scratch_for(bytes, memory.free);
+    if (scratch == 0) return {};
     const auto space = session.prepare_coding(tasks.size(), scratch);
     if (!space) return space.error().code == ErrorCode::out_of_device_memory ? Result<void>() : space.error();
     std::copy(tasks.begin(), tasks.end(), space->tasks.begin());

@@ -4,6 +4,7 @@
 // where it is.
 
 #include "contents/save.hpp"
+#include "contents/transfer.hpp"
 #include "driver/device_session.hpp"
 
 #include "support/blocks.hpp"
@@ -130,6 +131,15 @@ TEST_CASE("Coded: a changed block stays where it is, or moves where it no longer
     weights.fixture.wake_whole();
     REQUIRE(weights.fixture.sleep(level(1))); // nothing has changed
     weights.fixture.wake_whole();
+}
+
+TEST_CASE("Coded: blocks pass through as much memory as the GPU can spare", "[coded]") {
+    using contents::scratch_for;
+    CHECK(scratch_for(20 * k_gib, 100 * k_gib) == contents::k_scratch);
+    CHECK(scratch_for(8 * k_mib, 100 * k_gib) == 8 * k_mib);
+    CHECK(scratch_for(20 * k_gib, 160 * k_mib) == 40 * k_mib);
+    CHECK(scratch_for(20 * k_gib, 124 * k_mib) == 0);
+    CHECK(scratch_for(8 * k_mib, 28 * k_mib) == 0);
 }
 
 TEST_CASE("Coded: a GPU without memory to spare decodes from host memory, or the processors do", "[coded]") {
