@@ -40,7 +40,7 @@ void add_copy(std::vector<HostCopy>& copies, const HostCopy& copy) {
 }
 
 bool is_coded(const Move& block) noexcept {
-    return block.place.coding == Coding::coded;
+    return block.place.is_coded();
 }
 
 /// So many tasks, which nothing that is queued uses. Errors: as DeviceSession::prepare_coding().

@@ -34,7 +34,7 @@ Result<void> Restore::expect(std::span<const Number> ranges, Bytes spare) {
     for (const auto range : ranges) {
         for (const auto& block : contents_.at(range).blocks) {
             ++blocks;
-            if (block.place.coding != Coding::coded) continue;
+            if (!block.place.is_coded()) continue;
             ++coded;
             coded_bytes += round_up(block.place.bytes, store::HostArena::k_alignment);
         }

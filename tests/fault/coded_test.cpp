@@ -50,8 +50,8 @@ struct Weights {
             fixture.ledger().find(fixture.allocations()[0].address)->kept.range);
     }
     [[nodiscard]] std::size_t coded_blocks() {
-        return static_cast<std::size_t>(std::ranges::count_if(
-            kept().blocks, [](const auto& block) { return block.place.coding == contents::Coding::coded; }));
+        return static_cast<std::size_t>(
+            std::ranges::count_if(kept().blocks, [](const auto& block) { return block.place.is_coded(); }));
     }
 
     EngineFixture fixture;
@@ -124,8 +124,8 @@ TEST_CASE("Coded: a changed block stays where it is, or moves where it no longer
     put(weights.fixture, 0, changed);
     REQUIRE(weights.fixture.sleep(level(1)));
     const auto& after = weights.kept().blocks;
-    CHECK(after[0].place.coding == contents::Coding::raw);
-    CHECK(after[1].place.coding == contents::Coding::coded);
+    CHECK_FALSE(after[0].place.is_coded());
+    CHECK(after[1].place.is_coded());
     CHECK(after[2].place.block_class != before[2].place.block_class);
     for (std::size_t i = 0; i < after.size(); ++i) CHECK(after[i].place.is_where(before[i].place) == (i > 1));
     weights.fixture.wake_whole();
