@@ -39,11 +39,8 @@ Place Batch::add(Number range, driver::AddressSpan memory, const codec::BlockPla
     }
     const auto taken = is_cached_ ? room_for(plan, memory.bytes) : memory.bytes;
     live_ += taken;
-    Place place{this, bytes_, static_cast<std::uint32_t>(taken), is_cached_ ? Coding::raw : Coding::chunks};
-    if (is_cached_ && plan.block_class != BlockClass::raw) {
-        place.coding = Coding::coded;
-        place.block_class = plan.block_class;
-    }
+    const Place place{this, bytes_, static_cast<std::uint32_t>(taken),
+                      is_cached_ ? plan.block_class : BlockClass::raw};
     bytes_ += round_up(taken, HostArena::k_alignment);
     return place;
 }
@@ -109,7 +106,7 @@ std::optional<std::filesystem::path> Batch::left_behind() const {
 }
 
 const std::byte* read_block(const Place& place, Bytes bytes, std::vector<std::byte>& buffer) {
-    if (place.coding != Coding::coded) return place.batch->arena()->read(place.span(), buffer);
+    if (!place.is_coded()) return place.batch->arena()->read(place.span(), buffer);
     std::vector<std::byte> apart;
     const std::span coded(place.batch->arena()->read(place.span(), apart), place.bytes);
     buffer.resize(bytes);

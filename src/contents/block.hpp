@@ -24,21 +24,16 @@ using Number = std::uint64_t;
 /// A block is what one fingerprint covers.
 inline constexpr Bytes k_block_bytes = driver::k_fingerprint_block_bytes;
 
-/// How bytes lie where they are kept.
-enum class Coding : std::uint8_t {
-    raw,   ///< in memory, as the GPU held them
-    coded, ///< in memory, as GPUs code blocks (codec/block_code.hpp)
-    chunks ///< in those of a store (store/coding.hpp), which are brought back whole
-};
-
-/// Where a block is kept, and how.
+/// Where a block is kept: in host memory, or in chunks of a store (store/coding.hpp), which are brought back
+/// whole.
 struct Place {
     Batch* batch = nullptr;  ///< lives as long as any block that lies in it
     Bytes at = 0;            ///< from the start of the batch's contents
     std::uint32_t bytes = 0; ///< of those, that are its: of a coded block, what it may take
-    Coding coding = Coding::raw;
-    codec::BlockClass block_class = codec::BlockClass::raw; ///< of a coded block
+    /// How GPUs have coded it (codec/block_code.hpp); raw in chunks, too.
+    codec::BlockClass block_class = codec::BlockClass::raw;
 
+    [[nodiscard]] bool is_coded() const noexcept { return block_class != codec::BlockClass::raw; }
     [[nodiscard]] Span span() const noexcept { return {at, bytes}; }
     [[nodiscard]] bool is_where(const Place& other) const noexcept {
         return batch == other.batch && at == other.at;

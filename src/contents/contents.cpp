@@ -54,9 +54,9 @@ Bytes bytes_in_host(const KeptRange& range) noexcept {
 
 /// Copies `part` of a block of `bytes` to `to`, also while it is out of reach. Errors: as Contents::read().
 Result<void> read_part(const Place& place, Bytes bytes, Span part, std::byte* to) {
-    if (place.coding == Coding::chunks) return make_error(ErrorCode::refused, "the contents are in files");
+    if (!place.batch->is_cached()) return make_error(ErrorCode::refused, "the contents are in files");
     const auto& arena = *place.batch->arena();
-    if (place.coding == Coding::raw) return arena.read({place.at + part.offset, part.bytes}, to);
+    if (!place.is_coded()) return arena.read({place.at + part.offset, part.bytes}, to);
     std::vector<std::byte> coded(place.bytes);
     std::vector<std::byte> content(bytes);
     GPU_SLEEP_TRY(arena.read(place.span(), coded.data()));

@@ -40,7 +40,7 @@ void add_copy(std::vector<HostCopy>& copies, const HostCopy& copy) {
 }
 
 bool is_coded(const Move& block) noexcept {
-    return block.place.coding == Coding::coded;
+    return block.place.is_coded();
 }
 
 /// So many tasks, which nothing that is queued uses. Errors: as DeviceSession::prepare_coding().
@@ -126,6 +126,13 @@ Result<void> for_each_part(const HostCopy& copy, Part&& part) {
                                         copy.turn});
     });
     return done;
+}
+
+template <class Part>
+Result<void> for_each_part(const std::vector<Turn>& turns, Part&& part) {
+    for (const auto& turn : turns)
+        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    return {};
 }
 
 Bytes unpinned_bytes(const HostArena& arena) noexcept {
@@ -320,8 +327,7 @@ Result<void> HostCache::take(Transfer& transfer, std::span<Batch* const> batches
         if (preparer) GPU_SLEEP_TRY(preparer->wait(*copy.arena, piece, [&] { return transfer.look(); }));
         return copy_out(transfer, copy);
     };
-    for (const auto& turn : turns)
-        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
+    GPU_SLEEP_TRY(for_each_part(turns, part));
     if (!relayed.empty()) GPU_SLEEP_TRY(relay(transfer, relayed, claims, reach));
     if (relays)
         for (auto* const arena : arenas) arena->note_ready();
@@ -336,21 +342,20 @@ Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks
         GPU_SLEEP_TRY(reach(copy.turn));
         return copy_out(transfer, copy);
     };
-    for (const auto& turn : turns)
-        for (const auto& copy : turn.copies) GPU_SLEEP_TRY(for_each_part(copy, part));
-    return {};
+    return for_each_part(turns, part);
 }
 
 Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
-    constexpr std::size_t k_leg = 128;
+    constexpr std::size_t k_leg = 128; // until the way is decided
     std::vector<Move> straight;
     std::vector<Move> through;
-    for (; !blocks.empty(); blocks = blocks.subspan(std::min(k_leg, blocks.size()))) {
+    while (!blocks.empty()) {
         straight.clear();
         through.clear();
         const bool has_scratch = transfer.coding.scratch.bytes != 0;
         Bytes in_reach = 0;
-        const auto leg = blocks.first(std::min(k_leg, blocks.size()));
+        const auto leg = transfer.ways.is_decided ? blocks : blocks.first(std::min(k_leg, blocks.size()));
+        blocks = blocks.subspan(leg.size());
         for (const auto& block : leg)
             if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;
         constexpr Bytes k_worth_timing = 16 * k_mib;

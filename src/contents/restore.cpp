@@ -34,7 +34,7 @@ Result<void> Restore::expect(std::span<const Number> ranges, Bytes spare) {
     for (const auto range : ranges) {
         for (const auto& block : contents_.at(range).blocks) {
             ++blocks;
-            if (block.place.coding != Coding::coded) continue;
+            if (!block.place.is_coded()) continue;
             ++coded;
             coded_bytes += round_up(block.place.bytes, store::HostArena::k_alignment);
         }
@@ -45,8 +45,7 @@ Result<void> Restore::expect(std::span<const Number> ranges, Bytes spare) {
     constexpr auto k_by_its_address = CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
     transfer_.ways.can_go_straight =
         driver::device_attribute(contents_.api(), session.device(), k_by_its_address) != 0;
-    const auto scratch = std::min(k_scratch, coded_bytes);
-    auto made = session.prepare_coding(coded, spare < k_scratch_share * scratch ? 0 : scratch);
+    auto made = session.prepare_coding(coded, scratch_for(coded_bytes, spare));
     const auto is_short = [&] { return !made && made.error().code == ErrorCode::out_of_device_memory; };
     if (is_short()) made = session.prepare_coding(coded, 0);
     if (is_short()) return {}; // the processors decode

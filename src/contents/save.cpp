@@ -138,9 +138,9 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
         });
     }
     if (tasks.empty() || !session.has_own_stream()) return {};
-    const auto scratch = std::min(k_scratch, bytes);
     const auto memory = GPU_SLEEP_TRY(session.memory_info());
-    if (memory.free < k_scratch_share * scratch) return {};
+    const auto scratch = scratch_for(bytes, memory.free);
+    if (scratch == 0) return {};
     const auto space = session.prepare_coding(tasks.size(), scratch);
     if (!space) return space.error().code == ErrorCode::out_of_device_memory ? Result<void>() : space.error();
     std::copy(tasks.begin(), tasks.end(), space->tasks.begin());
@@ -166,11 +166,11 @@ bool Save::is_as_kept(const Item& item, std::size_t i, const Block& old) const n
     if (options_.copies_all || old.seal != item.range->blocks[i].seal) return false;
     // What was not measured could not be mended.
     const bool stays_coded = options_.codes && (!options_.checks_copies || is_coded(plan_at(item.plans, i)));
-    return old.place.coding != Coding::coded || stays_coded;
+    return !old.place.is_coded() || stays_coded;
 }
 
 bool Save::fits(const Item& item, std::size_t i, const Block& old) const noexcept {
-    if (old.place.coding != Coding::coded) return true;
+    if (!old.place.is_coded()) return true;
     if (item.plans.empty()) return options_.codes; // a dry run
     const auto& plan = item.plans[i];
     return is_coded(plan) && plan.coded_bytes <= old.place.bytes;
@@ -262,7 +262,7 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes&
             if (is_same || fits(item, i, old)) block.place = old.place;
             if (is_same) return;
             if (block.is_stored()) {
-                if (block.place.coding == Coding::coded) block.place.block_class = plan.block_class;
+                if (block.place.is_coded()) block.place.block_class = plan.block_class;
                 part.replaced.push_back({item.number, block.place, memory, &plan});
                 part.copied += memory.bytes;
                 part.moved += block.place.bytes;

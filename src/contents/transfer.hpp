@@ -13,6 +13,7 @@
 #include "model/model.hpp"
 #include "store/file_store.hpp"
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <map>
@@ -22,10 +23,18 @@
 
 namespace gpu_sleep::contents {
 
-/// Most device memory that coded blocks pass through: launches for so much fill a GPU.
-inline constexpr Bytes k_scratch = 128 * k_mib;
-/// It is taken where so many times as much is free: programs and neighbours come first.
-inline constexpr Bytes k_scratch_share = 4;
+/// Most device memory that coded blocks pass through. Each launch costs a program that computes on the same
+/// GPU a switch, so that few large ones are better (tests/bench/RESULTS.md).
+inline constexpr Bytes k_scratch = 256 * k_mib;
+/// Smaller launches leave most of a GPU idle.
+inline constexpr Bytes k_least_scratch = 32 * k_mib;
+
+/// The device memory that coded blocks of so many bytes pass through; 0 if `free` is too little. Programs and
+/// neighbours come first.
+constexpr Bytes scratch_for(Bytes bytes, Bytes free) noexcept {
+    const auto scratch = std::min({k_scratch, bytes, free / 4});
+    return scratch < std::min(k_least_scratch, bytes) ? 0 : scratch;
+}
 
 /// Which way coded blocks go to the device: copied to the scratch and decoded there, or decoded straight from
 /// host memory. Just after a large release by whatever process the driver clears what was released with the

@@ -4,6 +4,7 @@
 // where it is.
 
 #include "contents/save.hpp"
+#include "contents/transfer.hpp"
 #include "driver/device_session.hpp"
 
 #include "support/blocks.hpp"
@@ -48,8 +49,8 @@ struct Weights {
             fixture.ledger().find(fixture.allocations()[0].address)->kept.range);
     }
     [[nodiscard]] std::size_t coded_blocks() {
-        return static_cast<std::size_t>(std::ranges::count_if(
-            kept().blocks, [](const auto& block) { return block.place.coding == contents::Coding::coded; }));
+        return static_cast<std::size_t>(
+            std::ranges::count_if(kept().blocks, [](const auto& block) { return block.place.is_coded(); }));
     }
 
     EngineFixture fixture;
@@ -104,12 +105,21 @@ TEST_CASE("Coded: a changed block stays where it is, or moves where it no longer
     put(weights.fixture, 0, changed);
     REQUIRE(weights.fixture.sleep(level(1)));
     const auto& after = weights.kept().blocks;
-    CHECK(after[0].place.coding == contents::Coding::raw);
-    CHECK(after[1].place.coding == contents::Coding::coded);
+    CHECK_FALSE(after[0].place.is_coded());
+    CHECK(after[1].place.is_coded());
     CHECK(after[2].place.block_class != before[2].place.block_class);
     for (std::size_t i = 0; i < after.size(); ++i) CHECK(after[i].place.is_where(before[i].place) == (i > 1));
     weights.fixture.wake_whole();
     weights.fixture.cycle();
+}
+
+TEST_CASE("Coded: blocks pass through as much memory as the GPU can spare", "[coded]") {
+    using contents::scratch_for;
+    CHECK(scratch_for(20 * k_gib, 100 * k_gib) == contents::k_scratch);
+    CHECK(scratch_for(8 * k_mib, 100 * k_gib) == 8 * k_mib);
+    CHECK(scratch_for(20 * k_gib, 160 * k_mib) == 40 * k_mib);
+    CHECK(scratch_for(20 * k_gib, 124 * k_mib) == 0);
+    CHECK(scratch_for(8 * k_mib, 28 * k_mib) == 0);
 }
 
 TEST_CASE("Coded: a GPU without memory to spare decodes from host memory, or the processors do", "[coded]") {

@@ -212,6 +212,22 @@ ByteVector encoded_on_host(const BlockPlan& plan, const ByteVector& content) {
     return coded;
 }
 
+/// Encodes each content into so many bytes of its block of `coded`, and fetches those.
+void encode(const Coder& coder, CodedSide side, const std::vector<Case>& all,
+            const std::vector<std::size_t>& rooms, Blocks& contents, Blocks& coded, const Tasks& tasks) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        contents.write(i, all[i].content);
+        auto plan = all[i].plan;
+        plan.coded_bytes = static_cast<std::uint32_t>(rooms[i]);
+        tasks.all()[i] = {.content = contents.address(i),
+                          .coded = coded.address(i),
+                          .content_bytes = static_cast<std::uint32_t>(all[i].content.size()),
+                          .plan = plan};
+    }
+    coder.run(BlockWork::encode, tasks.all(), side);
+    coded.fetch();
+}
+
 } // namespace
 
 TEST_CASE("Block code kernels: measuring finds what the host finds", "[gpu_block_code]") {
@@ -240,22 +256,14 @@ TEST_CASE("Block code kernels: encode and decode as the host does, on either sid
         expected.push_back(encoded_on_host(each.plan, each.content));
         sizes.push_back(expected.back().size() + 100);
     }
+    auto rooms = sizes;
+    for (std::size_t i = 0; i < rooms.size(); i += 2) rooms[i] = expected[i].size();
     for (const auto side : k_sides) {
         Blocks contents(coder, CodedSide::device, sizes_of(all));
         Blocks coded(coder, side, sizes);
         Blocks decoded(coder, CodedSide::device, sizes_of(all));
         const Tasks tasks(coder, all.size());
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            contents.write(i, all[i].content);
-            auto plan = all[i].plan;
-            plan.coded_bytes = static_cast<std::uint32_t>(i % 2 == 0 ? expected[i].size() : sizes[i]);
-            tasks.all()[i] = {.content = contents.address(i),
-                              .coded = coded.address(i),
-                              .content_bytes = static_cast<std::uint32_t>(all[i].content.size()),
-                              .plan = plan};
-        }
-        coder.run(BlockWork::encode, tasks.all(), side);
-        coded.fetch();
+        encode(coder, side, all, rooms, contents, coded, tasks);
         for (std::size_t i = 0; i < all.size(); ++i) {
             CAPTURE(all[i].name, all[i].content.size(), static_cast<int>(all[i].plan.block_class));
             auto& task = tasks.all()[i];
@@ -288,17 +296,7 @@ TEST_CASE("Block code kernels: what does not fit is told, and writes nothing pas
         Blocks contents(coder, CodedSide::device, sizes_of(all));
         Blocks coded(coder, side, rooms);
         const Tasks tasks(coder, all.size());
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            contents.write(i, all[i].content);
-            auto plan = all[i].plan;
-            plan.coded_bytes = static_cast<std::uint32_t>(rooms[i]);
-            tasks.all()[i] = {.content = contents.address(i),
-                              .coded = coded.address(i),
-                              .content_bytes = static_cast<std::uint32_t>(all[i].content.size()),
-                              .plan = plan};
-        }
-        coder.run(BlockWork::encode, tasks.all(), side);
-        coded.fetch();
+        encode(coder, side, all, rooms, contents, coded, tasks);
         for (std::size_t i = 0; i < all.size(); ++i) {
             CAPTURE(all[i].name, all[i].content.size(), static_cast<int>(all[i].plan.block_class));
             CHECK(tasks.all()[i].failed == 1);

@@ -131,7 +131,7 @@ TEST_CASE("Contents: what lies together in a store does so on the device, and is
         Bytes end = 0;
         for (const auto& [range, memory] : row.blocks) {
             const auto place = batch.add(range, memory);
-            CHECK(place.coding == contents::Coding::chunks);
+            CHECK_FALSE(place.is_coded());
             CHECK(place.bytes == memory.bytes);
             CHECK(place.at >= end);
             end = place.span().end();
