@@ -346,7 +346,7 @@ Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks
 }
 
 Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
-    constexpr std::size_t k_leg = 128; // until the way is decided
+    constexpr std::size_t k_leg = 128;
     std::vector<Move> straight;
     std::vector<Move> through;
     while (!blocks.empty()) {
@@ -354,7 +354,7 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
         through.clear();
         const bool has_scratch = transfer.coding.scratch.bytes != 0;
         Bytes in_reach = 0;
-        const auto leg = transfer.ways.is_decided ? blocks : blocks.first(std::min(k_leg, blocks.size()));
+        const auto leg = blocks.first(std::min(k_leg, blocks.size()));
         blocks = blocks.subspan(leg.size());
         for (const auto& block : leg)
             if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;

@@ -23,9 +23,8 @@
 
 namespace gpu_sleep::contents {
 
-/// Most device memory that coded blocks pass through. Each launch costs a program that computes on the same
-/// GPU a switch, so that few large ones are better (tests/bench/RESULTS.md).
-inline constexpr Bytes k_scratch = 256 * k_mib;
+/// Most device memory that coded blocks pass through: launches for so much fill a GPU.
+inline constexpr Bytes k_scratch = 128 * k_mib;
 /// Smaller launches leave most of a GPU idle.
 inline constexpr Bytes k_least_scratch = 32 * k_mib;
 
