@@ -28,8 +28,8 @@ inline constexpr Bytes k_scratch = 128 * k_mib;
 /// Smaller launches leave most of a GPU idle.
 inline constexpr Bytes k_least_scratch = 32 * k_mib;
 
-/// The device memory that coded blocks of so many bytes pass through; 0 if `free` is too little. Programs and
-/// neighbours come first.
+/// The device memory that coded blocks of so many bytes pass through, at most a quarter of what is `free`:
+/// programs and neighbours come first. 0 if that is too little.
 constexpr Bytes scratch_for(Bytes bytes, Bytes free) noexcept {
     const auto scratch = std::min({k_scratch, bytes, free / 4});
     return scratch < std::min(k_least_scratch, bytes) ? 0 : scratch;
