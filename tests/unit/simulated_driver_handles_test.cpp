@@ -11,8 +11,8 @@ TEST_CASE_METHOD(Session,
                  "Simulated driver: what belongs to a context dies with it, and stale handles are errors",
                  "[simulated_driver]") {
     const auto before = sim_live_objects();
-    CUcontext context = nullptr;
-    REQUIRE(cuCtxCreate(&context, nullptr, 0, 0) == CUDA_SUCCESS);
+    CUcontext made = nullptr;
+    REQUIRE(cuCtxCreate(&made, nullptr, 0, 0) == CUDA_SUCCESS);
     CHECK(sim_live_objects().contexts == before.contexts + 1);
     const auto stream = make_stream();
     const auto event = make_event();
@@ -20,19 +20,19 @@ TEST_CASE_METHOD(Session,
     CUdeviceptr plain = 0;
     REQUIRE(cuMemAlloc(&plain, 4096) == CUDA_SUCCESS);
     unsigned long long id = 0;
-    REQUIRE(cuCtxGetId(context, &id) == CUDA_SUCCESS);
+    REQUIRE(cuCtxGetId(made, &id) == CUDA_SUCCESS);
     // Cut short, or the end would wait for ten minutes.
     REQUIRE(launch(function, stream, std::uint64_t{600'000}) == CUDA_SUCCESS);
     REQUIRE(cuEventRecord(event, stream) == CUDA_SUCCESS);
     CUcontext current = nullptr;
-    REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
-    REQUIRE(cuCtxDestroy(context) == CUDA_SUCCESS);
+    REQUIRE(cuCtxPushCurrent(made) == CUDA_SUCCESS);
+    REQUIRE(cuCtxDestroy(made) == CUDA_SUCCESS);
     REQUIRE(cuCtxGetCurrent(&current) == CUDA_SUCCESS);
-    CHECK(current == context);
+    CHECK(current == made);
     CHECK(cuCtxSynchronize() == CUDA_ERROR_CONTEXT_IS_DESTROYED);
     REQUIRE(cuCtxPopCurrent(&current) == CUDA_SUCCESS);
-    CHECK(cuCtxPushCurrent(context) == CUDA_ERROR_INVALID_CONTEXT);
-    CHECK(cuCtxGetId(context, &id) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    CHECK(cuCtxPushCurrent(made) == CUDA_ERROR_INVALID_CONTEXT);
+    CHECK(cuCtxGetId(made, &id) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
     CHECK(cuStreamSynchronize(stream) == CUDA_ERROR_INVALID_HANDLE);
     CHECK(cuEventQuery(event) == CUDA_ERROR_INVALID_HANDLE);
     CHECK(launch(function, nullptr, std::uint64_t{0}) == CUDA_ERROR_INVALID_HANDLE);

@@ -316,10 +316,10 @@ TEST_CASE_METHOD(OnStream, "Driver: a capture does not wait for work outside of 
 }
 
 TEST_CASE_METHOD(Session, "Driver: a context that is destroyed while it captures", "[driver_rules]") {
-    auto* const context = make_context(0);
+    auto* const made = make_context(0);
     const auto stream = make_stream();
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-    REQUIRE(cuCtxDestroy(context) == CUDA_SUCCESS);
+    REQUIRE(cuCtxDestroy(made) == CUDA_SUCCESS);
     if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
     const auto address = allocate(16);
     CHECK(cuMemFree(address) == CUDA_SUCCESS);

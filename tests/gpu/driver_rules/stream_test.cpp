@@ -200,10 +200,10 @@ TEST_CASE("Driver: who holds the primary context holds it after a device reset, 
 
 TEST_CASE_METHOD(Session, "Driver: a context takes device memory, and gives it back", "[driver_rules]") {
     const auto before = free_bytes();
-    auto* const context = make_context(0);
+    auto* const made = make_context(0);
     const auto taken = before - free_bytes();
     CHECK(free_bytes() < before);
-    REQUIRE(cuCtxDestroy(context) == CUDA_SUCCESS);
+    REQUIRE(cuCtxDestroy(made) == CUDA_SUCCESS);
     CHECK(free_bytes() >= before - taken / 2); // a real driver keeps some for the next
 }
 

@@ -91,11 +91,11 @@ TEST_CASE_METHOD(OnStream, "Short memory: what waits for a capture is freed afte
 TEST_CASE_METHOD(OnStream, "Short memory: a free in a stream's order loses no block and no figure",
                  "[short_memory]") {
     sweep(
-        [=] {
+        [this] {
             const auto address = allocate_async(stream);
-            return [=] { return cuMemFreeAsync(address, stream) == CUDA_SUCCESS; };
+            return [this, address] { return cuMemFreeAsync(address, stream) == CUDA_SUCCESS; };
         },
-        [=] {
+        [this] {
             CHECK(used(default_pool(0)) == 0);
             CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
             CHECK(cuMemPoolTrimTo(default_pool(0), 0) == CUDA_SUCCESS);
@@ -369,7 +369,7 @@ TEST_CASE_METHOD(OnStream, "Short memory: what is freed after a synchronise is f
     const auto other = allocate(k_small);
     REQUIRE(gpu_sleep_preserve(reinterpret_cast<void*>(other), k_small) ==
             GPU_SLEEP_OK); // so that a free has marks to keep
-    const auto give_back = [=] {
+    const auto give_back = [this, pool] {
         cuuint64_t bytes = 0; // before anybody sees it all is given back
         return cuStreamSynchronize(stream) == CUDA_SUCCESS &&
                cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) == CUDA_SUCCESS;
