@@ -18,11 +18,12 @@ namespace {
 
 using store::HostArena;
 
-/// Copies that are made together, and the blocks among them that pass through the scratch, which has room for
-/// those of one turn. They are coded before their copies, or decoded after them.
+/// Copies that are made together, and the blocks among them that pass through a half of the scratch. They are
+/// coded before their copies, or decoded after them.
 struct Turn {
     std::vector<HostCopy> copies;
     std::span<driver::BlockTask> tasks;
+    std::size_t half = 0;
 };
 
 /// Adds a copy, or lengthens the last one when the new one continues it on both sides.
@@ -75,19 +76,21 @@ Result<std::vector<Turn>> turns_of(Transfer& transfer, std::span<const Move> blo
     const auto count = static_cast<std::size_t>(std::count_if(blocks.begin(), blocks.end(), is_coded));
     auto tasks = GPU_SLEEP_TRY(take_tasks(transfer, count));
     const auto scratch = transfer.coding.scratch;
+    const auto half = scratch.bytes / 2 / HostArena::k_alignment * HostArena::k_alignment;
     std::vector<Turn> turns(1);
-    Bytes used = 0; // of the scratch
+    Bytes used = half;
     for (const auto& block : blocks) {
         HostCopy copy{block.device, block.place.batch->arena(), block.place.at};
         if (is_coded(block)) {
-            const auto bytes = round_up(block.place.bytes, HostArena::k_alignment);
-            if (bytes > scratch.bytes)
+            if (block.place.bytes > half)
                 return make_error(ErrorCode::out_of_device_memory, "the GPU has no memory to code blocks in");
-            if (used + bytes > scratch.bytes) {
-                turns.emplace_back();
+            if (used + block.place.bytes > half) {
+                if (!turns.back().tasks.empty()) turns.emplace_back();
+                turns.back().half = std::exchange(transfer.halves.next, 1 - transfer.halves.next);
                 used = 0;
             }
-            copy.device = {scratch.address + std::exchange(used, used + bytes), block.place.bytes};
+            copy.device = {scratch.address + turns.back().half * half + used, block.place.bytes};
+            used += round_up(block.place.bytes, HostArena::k_alignment);
             auto& its = turns.back().tasks;
             its = {its.empty() ? tasks.data() : its.data(), its.size() + 1};
             tasks.front() = task_of(block, copy.device.address);
@@ -103,7 +106,15 @@ Result<std::vector<Turn>> turns_of(Transfer& transfer, std::span<const Move> blo
 ReachTurn encoder(Transfer& transfer, const std::vector<Turn>& turns) {
     return [&transfer, &turns, reached = turns.size()](std::size_t turn) mutable -> Result<void> {
         if (std::exchange(reached, turn) == turn) return {};
-        return transfer.session.code(driver::BlockWork::encode, turns[turn].tasks, driver::CodedSide::device);
+        auto& [free, full, next, copied] = transfer.halves;
+        if (copied) GPU_SLEEP_TRY(transfer.session.set(*copied));
+        copied = nullptr;
+        const auto& [copies, tasks, half] = turns[turn];
+        if (tasks.empty()) return {};
+        copied = &free[half];
+        GPU_SLEEP_TRY(transfer.session.code(driver::BlockWork::encode, tasks, driver::CodedSide::device,
+                                            &free[half], &full[half]));
+        return transfer.session.stay_behind(full[half]);
     };
 }
 
@@ -229,6 +240,9 @@ Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
         return transfer.queued(copy.device.bytes);
     };
     for (const auto& turn : GPU_SLEEP_TRY(turns_of(transfer, blocks))) {
+        auto& free = transfer.halves.free[turn.half];
+        auto& full = transfer.halves.full[turn.half];
+        if (!turn.tasks.empty()) GPU_SLEEP_TRY(transfer.session.stay_behind(free));
         for (const auto& copy : turn.copies) {
             if (std::exchange(reached, copy.arena) != copy.arena) {
                 GPU_SLEEP_TRY(copy.arena->unprotect());
@@ -241,8 +255,10 @@ Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
             GPU_SLEEP_TRY(for_each_part(copy, part));
         }
         if (!relayed.empty()) GPU_SLEEP_TRY(relay_back(transfer, std::exchange(relayed, {})));
-        GPU_SLEEP_TRY(
-            transfer.session.code(driver::BlockWork::decode, turn.tasks, driver::CodedSide::device));
+        if (turn.tasks.empty()) continue;
+        GPU_SLEEP_TRY(transfer.session.set(full));
+        GPU_SLEEP_TRY(transfer.session.code(driver::BlockWork::decode, turn.tasks, driver::CodedSide::device,
+                                            &full, &free));
     }
     return {};
 }
@@ -346,7 +362,7 @@ Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks
 }
 
 Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
-    constexpr std::size_t k_leg = 128;
+    constexpr std::size_t k_leg = 128; // until the way is decided
     std::vector<Move> straight;
     std::vector<Move> through;
     while (!blocks.empty()) {
@@ -354,7 +370,8 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
         through.clear();
         const bool has_scratch = transfer.coding.scratch.bytes != 0;
         Bytes in_reach = 0;
-        const auto leg = blocks.first(std::min(k_leg, blocks.size()));
+        auto& ways = transfer.ways;
+        const auto leg = ways.is_decided ? blocks : blocks.first(std::min(k_leg, blocks.size()));
         blocks = blocks.subspan(leg.size());
         for (const auto& block : leg)
             if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;
@@ -365,13 +382,16 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
             const bool goes = is_coded(block) && (!has_scratch || (is_straight && is_in_reach(block.place)));
             (goes ? straight : through).push_back(block);
         }
-        auto& ways = transfer.ways;
         auto* const timed = may_choose && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
-        if (timed) GPU_SLEEP_TRY(transfer.session.set(timed->begun));
+        const auto set = [&](driver::DeviceSession::Point& point) {
+            return is_straight ? transfer.session.set_coded(point) : transfer.session.set(point);
+        };
+        if (!ways.is_decided) GPU_SLEEP_TRY(transfer.session.stay_behind(ways.tried.back().ended));
+        if (timed) GPU_SLEEP_TRY(set(timed->begun));
         GPU_SLEEP_TRY(give_through(transfer, through));
         GPU_SLEEP_TRY(give_straight(transfer, straight));
         if (timed) {
-            GPU_SLEEP_TRY(transfer.session.set(timed->ended));
+            GPU_SLEEP_TRY(set(timed->ended));
             timed->bytes = in_reach;
         }
         if (may_choose) ++ways.legs;

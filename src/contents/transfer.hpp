@@ -23,22 +23,33 @@
 
 namespace gpu_sleep::contents {
 
-/// Most device memory that coded blocks pass through: launches for so much fill a GPU.
-inline constexpr Bytes k_scratch = 128 * k_mib;
+/// Most device memory that coded blocks pass through, half by half. Each launch costs a program that computes
+/// on the same GPU a switch, so that few large ones are better (tests/bench/RESULTS.md).
+inline constexpr Bytes k_scratch = 512 * k_mib;
 /// Smaller launches leave most of a GPU idle.
 inline constexpr Bytes k_least_scratch = 32 * k_mib;
 
 /// The device memory that coded blocks of so many bytes pass through, at most a quarter of what is `free`:
 /// programs and neighbours come first. 0 if that is too little.
 constexpr Bytes scratch_for(Bytes bytes, Bytes free) noexcept {
-    const auto scratch = std::min({k_scratch, bytes, free / 4});
-    return scratch < std::min(k_least_scratch, bytes) ? 0 : scratch;
+    const auto scratch = std::min({k_scratch, 2 * bytes, free / 4});
+    return scratch < std::min(k_least_scratch, 2 * bytes) ? 0 : scratch;
 }
+
+/// The two halves of the scratch: the GPU works on one while copies go by the other.
+struct Halves {
+    using Point = driver::DeviceSession::Point;
+    std::array<Point, 2> free{}; ///< when a half can be filled anew
+    std::array<Point, 2> full{}; ///< when it was filled
+    std::size_t next = 0;
+    Point* copied = nullptr; ///< to be set once all copies of what was coded last are queued
+};
 
 /// Which way coded blocks go to the device: copied to the scratch and decoded there, or decoded straight from
 /// host memory. Just after a large release by whatever process the driver clears what was released with the
 /// GPU's copy engines, and copies are half as fast (tests/bench/RESULTS.md); beside a program that computes
-/// all the time kernels are. So the first two legs try both.
+/// all the time kernels are. So the first two legs try both; what is decoded while the next copies are under
+/// way does not count.
 struct Ways {
     struct Leg {
         driver::DeviceSession::Point begun;
@@ -63,6 +74,7 @@ struct Transfer {
     std::unique_ptr<ThreadPool> movers{};
     driver::DeviceSession::CodingSpace coding{}; ///< of coded blocks
     std::size_t coding_used = 0;                 ///< of its tasks
+    Halves halves{};
     Ways ways{};
 
     /// Waits for copies that still use the staging.

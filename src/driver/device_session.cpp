@@ -119,6 +119,14 @@ DeviceSession::launch_fingerprint(CUfunction kernel, std::span<const Fingerprint
                                   std::byte* memory, CUstream stream) {
     const StepClock::Timed timed(&steps_, Step::fingerprint);
     const auto of_process = GPU_SLEEP_TRY(process_fingerprint_key());
+    if (coder_) {
+        GPU_SLEEP_TRY(set_coded(coded_));
+        GPU_SLEEP_TRY(stay_behind(coded_, stream));
+    }
+    if (stream != stream_) {
+        GPU_SLEEP_TRY(set(copied_));
+        GPU_SLEEP_TRY(stay_behind(copied_, stream));
+    }
     auto* input = reinterpret_cast<FingerprintBlock*>(memory);
     std::copy(blocks.begin(), blocks.end(), input);
     auto* output = reinterpret_cast<Fingerprint*>(memory + blocks.size_bytes());
@@ -176,9 +184,6 @@ DeviceSession::fingerprint_aside(std::span<const FingerprintBlock> blocks) {
     GPU_SLEEP_TRY(prepare_fingerprints(blocks.size()));
     auto* const memory =
         aside_.back()->data() + std::exchange(aside_used_, aside_used_ + fingerprint_bytes(blocks.size()));
-    GPU_SLEEP_TRY(set(before_aside_));
-    GPU_SLEEP_DRIVER_TRY(api_, cuStreamWaitEvent, "cannot wait for copies", check_stream_,
-                         before_aside_.event, 0);
     return launch_fingerprint(fingerprint_kernel_, blocks, memory, check_stream_);
 }
 
@@ -194,11 +199,13 @@ Result<DeviceSession::CodingSpace> DeviceSession::prepare_coding(std::size_t blo
     return space;
 }
 
-Result<void> DeviceSession::code(BlockWork work, std::span<BlockTask> tasks, CodedSide side) {
+Result<void> DeviceSession::code(BlockWork work, std::span<BlockTask> tasks, CodedSide side,
+                                 const Point* after, Point* done) {
     if (tasks.empty()) return {};
     const StepClock::Timed timed(&steps_, Step::copy);
-    queued_ = Step::copy;
-    return coder_->run(work, tasks, side, stream_);
+    if (after) GPU_SLEEP_TRY(stay_behind(*after, side_stream_));
+    GPU_SLEEP_TRY(coder_->run(work, tasks, side, side_stream_));
+    return done ? set_coded(*done) : Result<void>();
 }
 
 void DeviceSession::end_coding() noexcept {
@@ -223,12 +230,18 @@ Result<void> DeviceSession::synchronize() {
     return {};
 }
 
-Result<void> DeviceSession::set(Point& point) {
+Result<void> DeviceSession::set(Point& point, CUstream stream) {
     if (!point.event) {
         GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &point.event, CU_EVENT_DEFAULT);
         points_.push_back(point.event);
     }
-    GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", point.event, stream_);
+    GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", point.event, stream);
+    return {};
+}
+
+Result<void> DeviceSession::stay_behind(const Point& point, CUstream stream) {
+    if (point.event)
+        GPU_SLEEP_DRIVER_TRY(api_, cuStreamWaitEvent, "cannot wait for an event", stream, point.event, 0);
     return {};
 }
 

@@ -84,9 +84,6 @@ public:
     /// Nothing that was queued may still use what the last call gave. Errors: out_of_host_memory,
     /// out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] Result<CodingSpace> prepare_coding(std::size_t blocks, Bytes scratch);
-    /// Queues the work: what each task says of its block is valid once synchronize() has returned. Errors:
-    /// driver_failed, context_lost.
-    [[nodiscard]] Result<void> code(BlockWork work, std::span<BlockTask> tasks, CodedSide side);
     /// Gives back what prepare_coding() gave, which nothing may use any more.
     void end_coding() noexcept;
 
@@ -99,7 +96,17 @@ public:
         CUevent event = nullptr;
     };
     /// Sets `point` after all work that is queued. A point can be set again.
-    [[nodiscard]] Result<void> set(Point& point);
+    [[nodiscard]] Result<void> set(Point& point) { return set(point, stream_); }
+    /// Has what is queued from now on wait until the point has passed, if it was set.
+    [[nodiscard]] Result<void> stay_behind(const Point& point) { return stay_behind(point, stream_); }
+    /// Queues work on blocks on a second stream, behind `after` if there is one and it was set, and sets
+    /// `done` after it. What each task says of its block is valid once synchronize() has returned. A kernel
+    /// behind copies in their own stream would hold the GPU's time, as if it computed, while it waits for
+    /// them.
+    [[nodiscard]] Result<void> code(BlockWork work, std::span<BlockTask> tasks, CodedSide side,
+                                    const Point* after = nullptr, Point* done = nullptr);
+    /// Sets `point` after all work on blocks that is queued.
+    [[nodiscard]] Result<void> set_coded(Point& point) { return set(point, side_stream_); }
     /// Waits until the point has passed. Returns at once if it was never set.
     [[nodiscard]] Result<void> wait(const Point& point);
     /// The time between two points that were set, once the second has passed: waits for it.
@@ -125,6 +132,8 @@ private:
     /// Makes a stream, or has `other` stand for it where the GPU is full.
     [[nodiscard]] Result<void> make_stream(CUstream& stream, CUstream other);
     [[nodiscard]] Result<void> load_kernel();
+    [[nodiscard]] Result<void> set(Point& point, CUstream stream);
+    [[nodiscard]] Result<void> stay_behind(const Point& point, CUstream stream);
     /// Bytes that `blocks` and their fingerprints take.
     [[nodiscard]] static Bytes fingerprint_bytes(std::size_t blocks) noexcept;
     /// Queues it on `stream`; `memory` is the device's, too, and long enough.
@@ -151,7 +160,8 @@ private:
     std::unique_ptr<MappedBuffer> buffer_;             ///< of fingerprint()
     std::vector<std::unique_ptr<MappedBuffer>> aside_; ///< of fingerprint_aside()
     Bytes aside_used_ = 0;                             ///< of the last of them
-    Point before_aside_;
+    Point copied_;                                     ///< what fingerprints are taken after, as the next
+    Point coded_;
     std::unique_ptr<BlockCoder> coder_;
     std::unique_ptr<MappedBuffer> tasks_; ///< of code()
     std::unique_ptr<DeviceBuffer> scratch_;

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
 """How fast contents sleep and wake that the GPU codes, beside the same with `--codec raw` in the same run, and whether each
-bit is right: normally distributed bf16 weights, AdamW's state, and random bytes; at rest, with all changed, with nothing
-changed, right after a neighbour released 40 GiB, and beside one that computes all the time.
+bit is right: normally distributed bf16 weights, a model's layers, AdamW's state, and random bytes; at rest, with all changed,
+with nothing changed, right after a neighbour released 40 GiB, and beside one that computes all the time.
 
 Usage: coded_sleep.py --build DIR [--gib 14.96] [--kinds LIST] [--release 40] [--busy] [--rounds 3] [--json FILE]. Exit
 status 0 when each bit is right.
@@ -20,7 +20,7 @@ import gpu_commands
 
 GIB = 1 << 30
 PIECE = 256 << 20
-KINDS = ("bf16", "adamw", "random")
+KINDS = ("bf16", "layers", "adamw", "random")
 
 
 def make(torch, kind, number):
@@ -29,8 +29,21 @@ def make(torch, kind, number):
         return torch.randint(0, 256, (PIECE,), dtype=torch.uint8, device="cuda", generator=generator)
     if kind == "bf16":
         return torch.empty(PIECE // 2, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02, generator=generator)
+    if kind == "layers":
+        return layers(torch, number, generator)
     moment = torch.empty(PIECE // 4, device="cuda").normal_(0, 1e-3, generator=generator)
     return (moment * torch.rand(PIECE // 4, device="cuda", generator=generator)) ** (1 if number % 2 else 2)
+
+
+def layers(torch, number, generator):
+    """An embedding, whose rows differ in scale, or matrices of a layer, each with its scale and a norm beside it."""
+    values = torch.empty(PIECE // 2 // 4096, 4096, device="cuda").normal_(0, 1, generator=generator)
+    if number % 8 == 0:
+        return values.mul_(torch.empty(len(values), 1, device="cuda").log_normal_(-4, 0.7, generator=generator)).bfloat16()
+    scales = torch.empty(8, device="cuda").log_normal_(-4 - 0.05 * number, 0.5, generator=generator)
+    values.mul_(scales.repeat_interleave(len(values) // 8)[:, None])
+    values[:: len(values) // 8] = 1 + values[:: len(values) // 8]
+    return values.bfloat16()
 
 
 def change(torch, pieces):
