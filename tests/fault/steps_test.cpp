@@ -9,6 +9,7 @@
 #include "lifecycle/transitions.hpp"
 #include "operations/operations.hpp"
 #include "support/printed.hpp"
+#include "support/process.hpp"
 #include "support/result_printing.hpp"
 #include "support/sweep.hpp"
 #include "support/weights.hpp"
@@ -472,6 +473,37 @@ TEST_CASE("Steps: what a process refuses, at which step and with what error", "[
             program.check_awake();
         }
     }
+}
+
+TEST_CASE("Steps: what sleeps moves to files once it is unused, and stays while work waits for it",
+          "[steps]") {
+    auto& program = Program::instance();
+    const Scratch files;
+    model::IdleSleepRequest request;
+    request.sleep.store = model::Store::file;
+    request.sleep.store_is_named = true;
+    request.sleep.directory = files.path();
+    const auto in_files = [](const model::Report& report) {
+        return model::sum_of(report.tags, &model::TagReport::in_files);
+    };
+    auto asleep = sleep_request();
+    asleep.on_touch = model::OnTouch::wait;
+    REQUIRE(program.run(asleep));
+    std::thread work([] { CHECK(gate::Passage(gate::Touch::submits, "cuWork").admitted()); });
+    REQUIRE(becomes_true([] { return gate::Gate::instance().waiting().held_now == 1; }));
+    const auto stays = program.run(request);
+    REQUIRE(stays);
+    CHECK_FALSE(stays->changed);
+    CHECK(stays->refusal == "work waits for it to wake");
+    CHECK(in_files(*stays) == 0);
+    program.wake();
+    work.join();
+    REQUIRE(program.run(asleep));
+    const auto moves = program.run(request);
+    REQUIRE(moves);
+    CHECK(moves->refusal.empty());
+    CHECK(in_files(*moves) > 0);
+    program.wake();
 }
 
 TEST_CASE("Steps: a dry run changes nothing and tells no callback, and who was woken just now is left alone",

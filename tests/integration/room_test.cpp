@@ -295,6 +295,24 @@ TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come
     second.end_request();
 }
 
+TEST_CASE("Room: gpu-reclaim --need --wait lets wakes that have room go first while its own time is far off",
+          "[room]") {
+    if (!reads_configurations()) return;
+    const Machine machine;
+    Host small(machine.model("small"));
+    small.tell("alloc weights 4194304 0");
+    REQUIRE(small.command("gpu-sleep").status == 0);
+    Model first(machine.model("first"));
+    first.request();
+    const Configuration later("[reclaim]\nmin-awake = \"1h\"\n");
+    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", first.host.report(k_uuid),
+                         "--wait", "60s", "--config", later.file()},
+                        machine.devices.environment()});
+    REQUIRE(becomes_true([&] { return mentions("waits at most").match(need.errors()); }));
+    CHECK(small.tell("check 0") == "intact");
+    CHECK_FALSE(need.wait_for(Milliseconds(0)));
+}
+
 TEST_CASE("Room: gpu-reclaim --need --wait tells also of whom it put to sleep before it waited", "[room]") {
     if (!reads_configurations()) return;
     const Machine machine;

@@ -25,11 +25,11 @@ constexpr auto k_touches = {Touch::submits,  Touch::shares, Touch::takes,
 
 thread_local sigjmp_buf t_back;
 
-/// Leaves a call as a signal's handler does that abandons what its thread was doing.
+/// Leaves a call for `back` as a signal's handler does that abandons what its thread was doing.
 template <class Call, class... Arguments>
-[[gnu::noinline]] void jump_out_of(Arguments... arguments) {
+[[gnu::noinline]] void jump_out_of(sigjmp_buf& back, Arguments... arguments) {
     const Call call(arguments...);
-    siglongjmp(t_back, 1);
+    siglongjmp(back, 1);
 }
 
 /// Calls it deep in the stack, so that all that comes afterwards is above it.
@@ -388,9 +388,9 @@ TEST_CASE_METHOD(OpenGate,
     std::thread thread([&] {
         if (sigsetjmp(t_back, 0) == 0) {
             if (asks)
-                deep_in_the_stack([] { jump_out_of<gate::Question>("cuAsk"); });
+                deep_in_the_stack([] { jump_out_of<gate::Question>(t_back, "cuAsk"); });
             else
-                deep_in_the_stack([] { jump_out_of<Passage>(Touch::submits, "cuTouch"); });
+                deep_in_the_stack([] { jump_out_of<Passage>(t_back, Touch::submits, "cuTouch"); });
         }
         is_out = true;
         while (!may_call) std::this_thread::sleep_for(Milliseconds(1));
@@ -488,6 +488,51 @@ TEST_CASE_METHOD(OpenGate, "Gate: a handler may call while its thread is held, w
     CHECK(s_calls == 1);
     CHECK_FALSE(the_gate().close(after(k_moment), goes_on));
     may_leave = true;
+    CHECK(the_gate().close(after(k_patience), goes_on));
+    the_gate().open();
+    thread.join();
+}
+
+TEST_CASE_METHOD(OpenGate, "Gate: a held call keeps its place, whatever a handler has called meanwhile",
+                 "[gate]") {
+    static thread_local sigjmp_buf t_in_handler;
+    static std::atomic<bool> s_has_called;
+    static bool s_jumps;
+    s_has_called = false;
+    s_jumps = GENERATE(false, true);
+    const Handler calls([](int) {
+        const int errno_before = errno;
+        if (!s_jumps)
+            static_cast<void>(passes(Touch::ends)); // which nothing holds now
+        else if (sigsetjmp(t_in_handler, 0) == 0)
+            jump_out_of<Passage>(t_in_handler, Touch::ends, "cuTouch");
+        s_has_called = true;
+        errno = errno_before;
+    });
+    fall_asleep(rule(OnTouch::wait));
+    std::atomic<bool> is_inside{false};
+    std::atomic<bool> may_jump{false};
+    std::atomic<bool> is_through{false};
+    std::thread thread([&] {
+        if (sigsetjmp(t_back, 0) == 0)
+            deep_in_the_stack([&] {
+                const Passage passage(Touch::submits, "cuTouch");
+                CHECK(passes(Touch::submits));
+                is_inside = true;
+                while (!may_jump) std::this_thread::sleep_for(Milliseconds(1));
+                siglongjmp(t_back, 1);
+            });
+        CHECK(passes(Touch::submits));
+        is_through = true;
+    });
+    REQUIRE(waits(1));
+    REQUIRE(::pthread_kill(thread.native_handle(), SIGUSR1) == 0);
+    REQUIRE(becomes_true([] { return s_has_called.load(); }));
+    the_gate().open();
+    REQUIRE(becomes_true([&] { return is_inside.load(); }));
+    CHECK_FALSE(the_gate().close(after(k_moment), goes_on)); // the call within it was no later one
+    may_jump = true;
+    REQUIRE(becomes_true([&] { return is_through.load(); }));
     CHECK(the_gate().close(after(k_patience), goes_on));
     the_gate().open();
     thread.join();
