@@ -57,7 +57,7 @@ public:
     [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
                                        std::span<const std::byte> content) override {
         const auto wanted = bytes_of(place);
-        CHECK(std::equal(content.begin(), content.end(), wanted.begin(), wanted.end()));
+        CHECK(are_equal(content, wanted));
         if (!delivered.empty()) CHECK(delivered.back() < place.number);
         delivered.push_back(place.number);
         --waiting_;

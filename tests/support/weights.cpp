@@ -4,6 +4,8 @@
 
 #include "support/weights.hpp"
 
+#include "support/normal_values.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -12,40 +14,6 @@
 
 namespace gpu_sleep::test {
 namespace {
-
-/// Normally distributed values by the polar method: those of libstdc++'s std::normal_distribution, which with
-/// some compilers takes a long double's logarithm of the generator's range for each of them.
-class NormalValues {
-public:
-    explicit NormalValues(std::uint64_t seed) : random_(seed) {}
-
-    float next() {
-        if (is_spare_) {
-            is_spare_ = false;
-            return spare_;
-        }
-        float x = 0;
-        float y = 0;
-        float square = 0;
-        do {
-            x = 2 * uniform() - 1;
-            y = 2 * uniform() - 1;
-            square = x * x + y * y;
-        } while (square > 1 || square == 0);
-        const float scale = std::sqrt(-2 * std::log(square) / square);
-        is_spare_ = true;
-        spare_ = x * scale;
-        return y * scale;
-    }
-
-private:
-    /// From 0 to less than 1.
-    float uniform() { return std::min(static_cast<float>(random_()) * 0x1p-64F, std::nextafter(1.0F, 0.0F)); }
-
-    std::mt19937_64 random_;
-    float spare_ = 0;
-    bool is_spare_ = false;
-};
 
 /// `count` values that `make(normal)` makes, in a row.
 template <class Make>
@@ -102,6 +70,11 @@ ByteVector halving_bytes(std::size_t count, unsigned values, std::uint64_t seed)
         byte = static_cast<std::byte>(
             37 * std::min(static_cast<unsigned>(std::countl_zero(random() | 1)), values - 1));
     return bytes;
+}
+
+bool are_equal(std::span<const std::byte> left, std::span<const std::byte> right) {
+    return left.size() == right.size() &&
+           (left.empty() || std::memcmp(left.data(), right.data(), left.size()) == 0);
 }
 
 void fill_without_zeros(std::span<std::uint8_t> bytes, std::uint64_t seed) {

@@ -27,6 +27,9 @@ using ByteVector = std::vector<std::byte>;
 /// Byte values of which each is half as likely as the one before, down to a single one.
 [[nodiscard]] ByteVector halving_bytes(std::size_t count, unsigned values, std::uint64_t seed = 1);
 
+/// Compares them at once: std::equal takes bytes one by one, which a sanitizer looks at one by one.
+[[nodiscard]] bool are_equal(std::span<const std::byte> left, std::span<const std::byte> right);
+
 /// Random bytes, none of them zero.
 void fill_without_zeros(std::span<std::uint8_t> bytes, std::uint64_t seed = 1);
 

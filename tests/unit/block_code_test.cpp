@@ -28,14 +28,14 @@ ByteVector check_round_trip(const BlockPlan& plan, const ByteVector& content) {
     ByteVector room(2 * content.size() + 8192, std::byte{0xAB});
     const auto bytes = encode_block(plan, content, room);
     REQUIRE(bytes > 0);
-    CHECK(std::all_of(room.begin() + static_cast<std::ptrdiff_t>(bytes), room.end(),
-                      [](std::byte b) { return b == std::byte{0xAB}; }));
+    const auto rest = std::span(room).subspan(bytes);
+    CHECK(test::are_equal(rest, ByteVector(rest.size(), std::byte{0xAB})));
     ByteVector exact(bytes);
     REQUIRE(encode_block(plan, content, exact) == bytes);
-    CHECK(std::equal(exact.begin(), exact.end(), room.begin()));
+    CHECK(test::are_equal(exact, std::span(room).first(bytes)));
     ByteVector decoded(content.size(), std::byte{0xCD});
     REQUIRE(decode_block(plan.block_class, exact, decoded));
-    CHECK((decoded == content));
+    CHECK(test::are_equal(decoded, content));
     ByteVector less(bytes - 1);
     CHECK(encode_block(plan, content, less) == 0);
     CHECK_FALSE(decode_block(plan.block_class, std::span(exact).first(bytes - 1), decoded));

@@ -49,7 +49,7 @@ bool PhysicalPool::open() {
     if (file_) return true;
     file_.reset(::memfd_create("gpu-sleep-sim", MFD_CLOEXEC));
     if (!file_ || ::ftruncate(file_.get(), static_cast<off_t>(k_end)) != 0) return false;
-    if (settings().poison == Poison::none || device_ == k_host) return true;
+    if (settings().poison == Poison::none) return true;
     const auto wanted = settings().poison == Poison::all ? settings().memory_bytes : k_low_memory;
     void* memory =
         ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_.get(), 0);
