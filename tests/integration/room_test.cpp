@@ -299,14 +299,14 @@ TEST_CASE("Room: gpu-reclaim --need --wait lets wakes that have room go first wh
           "[room]") {
     if (!reads_configurations()) return;
     const Machine machine;
-    Host small(machine.model("small"));
+    Host small(machine.model("small", 600'000)); // which goes before others only after such a time
     small.tell("alloc weights 4194304 0");
     REQUIRE(small.command("gpu-sleep").status == 0);
     Model first(machine.model("first"));
     first.request();
     const Configuration later("[reclaim]\nmin-awake = \"1h\"\n");
     Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", first.host.report(k_uuid),
-                         "--wait", "60s", "--config", later.file()},
+                         "--wait", "30s", "--config", later.file()},
                         machine.devices.environment()});
     REQUIRE(becomes_true([&] { return mentions("waits at most").match(need.errors()); }));
     CHECK(small.tell("check 0") == "intact");
