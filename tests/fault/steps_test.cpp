@@ -351,7 +351,7 @@ TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them
             program.check_awake();
             REQUIRE(program.run(pause));
         });
-        CHECK(ends.size() > 1);
+        CHECK(ends.size() > (sweep_stride() == 1 ? 1 : 0));
     }
     program.wake();
 }
