@@ -136,6 +136,8 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool* handle, void* descriptor, CUmem
         if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || ::fcntl(number, F_GETFD) < 0)
             return CUDA_ERROR_INVALID_VALUE;
         const auto pool = std::make_shared<MemoryPool>();
+        pool->is_imported = true;
+        note_standing(Standing::pool_import, 1);
         pool->handle = c.driver.memory_pools.insert(pool);
         *handle = pool->handle;
         return CUDA_SUCCESS;
