@@ -28,12 +28,15 @@ enum class Deed : char {
     check = 'k',       ///< "y" if all words looked at are those of create
     change = 'f',      ///< other words
     check_change = 'F',
-    event = 'v',      ///< made, interprocess; answers its handle
-    open_event = 'w', ///< by a handle
-    use_event = 'q',
-    allocate = 'a',  ///< plain memory; answers its handle
-    open = 'o',      ///< by a handle
-    make_pool = 'p', ///< that can be exported, and export it
+    event = 'v',       ///< made, interprocess; answers its handle
+    open_event = 'w',  ///< by a handle
+    record_late = 'R', ///< behind work that runs until let_run
+    let_run = 'g',
+    is_pending = 'q', ///< "y" if the event is not reached
+    wait = 'W',       ///< in a stream, for the event
+    allocate = 'a',   ///< plain memory; answers its handle
+    open = 'o',       ///< by a handle
+    make_pool = 'p',  ///< that can be exported, and export it
     import_pool = 'P',
 };
 
@@ -109,8 +112,10 @@ CUresult export_memory(int& descriptor, CUmemGenericAllocationHandle handle) {
 /// A process that shares memory, from the inside.
 class Sharer {
 public:
-    explicit Sharer(int socket) : socket_(socket), address_(reserve(k_bytes)) {
-        REQUIRE(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    explicit Sharer(int socket)
+        : socket_(socket), address_(reserve(k_bytes)), spin_(kernel("sim_spin_until")),
+          stream_(make_stream()) {
+        REQUIRE(cuMemHostAlloc(reinterpret_cast<void**>(&flag_), sizeof *flag_, 0) == CUDA_SUCCESS);
     }
 
     std::string obey(Deed deed, const std::string& argument) {
@@ -130,7 +135,10 @@ public:
         case Deed::event: return make_shared_event();
         case Deed::open_event:
             return number(cuIpcOpenEventHandle(&event_, handle_of<CUipcEventHandle>(argument)));
-        case Deed::use_event: return number(use_event());
+        case Deed::record_late: return number(record_late());
+        case Deed::let_run: __atomic_store_n(flag_, 1U, __ATOMIC_RELEASE); return "y";
+        case Deed::is_pending: return yes(cuEventQuery(event_) == CUDA_ERROR_NOT_READY);
+        case Deed::wait: return number(wait());
         case Deed::allocate: return allocate_shared();
         case Deed::open:
             return number(cuIpcOpenMemHandle(&plain_, handle_of<CUipcMemHandle>(argument),
@@ -166,9 +174,15 @@ private:
         RETURN_IF_FAILED(cuMemUnmap(address_, k_bytes));
         return cuMemRelease(handle_);
     }
-    CUresult use_event() const {
-        RETURN_IF_FAILED(cuEventRecord(event_, stream_));
-        return cuEventSynchronize(event_);
+    CUresult record_late() const {
+        *flag_ = 0;
+        RETURN_IF_FAILED(launch(spin_, stream_, flag_));
+        return cuEventRecord(event_, stream_);
+    }
+    CUresult wait() const {
+        RETURN_IF_FAILED(cuStreamWaitEvent(stream_, event_, 0));
+        RETURN_IF_FAILED(cuStreamSynchronize(stream_));
+        return cuEventQuery(event_);
     }
     CUresult map() const {
         RETURN_IF_FAILED(cuMemMap(address_, k_bytes, 0, handle_, 0));
@@ -211,7 +225,9 @@ private:
 
     int socket_;
     CUdeviceptr address_;
-    CUstream stream_ = nullptr;
+    CUfunction spin_;
+    CUstream stream_;
+    std::uint32_t* flag_ = nullptr;
     CUmemGenericAllocationHandle handle_ = 0;
     int descriptor_ = -1;
     CUevent event_ = nullptr;
@@ -496,14 +512,21 @@ TEST_CASE("Driver: a process that was checkpointed with exported host memory map
     CHECK(pair.importer->restore() == CUDA_SUCCESS);
 }
 
-TEST_CASE("Driver: interprocess events stand over a checkpoint of both", "[driver_rules]") {
+TEST_CASE("Driver: interprocess events stand over a checkpoint of both, and synchronise them",
+          "[driver_rules]") {
     Pair pair;
     REQUIRE(pair.importer->ask(Deed::open_event, pair.exporter->ask(Deed::event)) == "0");
     pair.put_both_away();
     CHECK(pair.holds_while_checkpointed(0));
     pair.bring_both_back();
-    pair.exporter->tell({Deed::use_event});
-    pair.importer->tell({Deed::use_event});
+    for (const bool exporter_records : {true, false}) {
+        auto& one = exporter_records ? *pair.exporter : *pair.importer;
+        auto& other = exporter_records ? *pair.importer : *pair.exporter;
+        one.tell({Deed::record_late});
+        other.tell({Deed::is_pending});
+        one.tell({Deed::let_run});
+        other.tell({Deed::wait});
+    }
 }
 
 TEST_CASE("Driver: a process that was checkpointed with memory open by legacy IPC is lost",

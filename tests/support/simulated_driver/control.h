@@ -39,7 +39,7 @@
  *
  * Not simulated: what green contexts have of a device, textures, levels of mipmapped arrays, what is no whole row of an
  * array, sparse arrays, global variables of modules,
- * multicast objects, memory pools of other processes, IPC of events, external semaphores, child and conditional
+ * multicast objects, memory pools of other processes, external semaphores, child and conditional
  * graph nodes.
  */
 /* clang-format on */

@@ -8,6 +8,7 @@
 #include "support/simulated_driver/entry_points.hpp"
 #include "support/simulated_driver/handle_table.hpp"
 #include "support/simulated_driver/host_memory.hpp"
+#include "support/simulated_driver/interprocess_events.hpp"
 #include "support/simulated_driver/physical_memory.hpp"
 #include "support/simulated_driver/stream.hpp"
 
@@ -79,6 +80,7 @@ struct Event {
     std::weak_ptr<Capture> capture; ///< the capture that it was last recorded in
     bool captured = false;
     CaptureClock clock;
+    std::shared_ptr<SharedEvent> shared; ///< of an interprocess one
 };
 
 struct Kernel;
