@@ -8,7 +8,6 @@
 #include "support/simulated_driver/entry_points.hpp"
 #include "support/simulated_driver/handle_table.hpp"
 #include "support/simulated_driver/host_memory.hpp"
-#include "support/simulated_driver/interprocess_events.hpp"
 #include "support/simulated_driver/physical_memory.hpp"
 #include "support/simulated_driver/stream.hpp"
 
@@ -70,6 +69,8 @@ struct PrimaryContext {
 /// What a stream's captured work knows to have come before it: a count of nodes for each stream of the
 /// capture.
 using CaptureClock = std::map<const Stream*, std::size_t>;
+
+class SharedEvent;
 
 struct Event {
     unsigned flags = 0;

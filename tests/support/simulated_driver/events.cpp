@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/interprocess_events.hpp"
 #include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/work.hpp"
 
