@@ -223,7 +223,8 @@ TEST_CASE("Deep: what others have a part in is refused for as long as any of it 
                  Arguments{"memory", "from outside CUDA"}, Arguments{"semaphore", "from outside CUDA"});
     INFO(row[0]);
     std::string handle;
-    if (row[0] == "opened_event") handle = Host(machine.plain()).tell("shared_object event");
+    std::optional<Host> other; // which has to live when its event is opened
+    if (row[0] == "opened_event") handle = other.emplace(machine.plain()).tell("shared_object event");
     machine.host.tell(fmt::format("shared_object {} {}", row[0], handle));
     const auto refused = machine.command("deep");
     CHECK(refused.status == 1);

@@ -84,6 +84,12 @@ public:
     /// Shows the mappings of `memory` in the file where it lies now.
     CUresult remap(const Physical& memory);
 
+    /// Calls `body` with the memory of each mapping.
+    template <class Body>
+    void for_each_memory(Body&& body) const {
+        for (const auto& [begin, mapping] : mappings_) body(mapping.memory);
+    }
+
     /// The mapping that holds `address`, or null. Valid until the next change.
     [[nodiscard]] const Mapping* find(std::uint64_t address) const;
     /// Where this process reads and writes a span: in the window of its memory, whose pages it has touched

@@ -109,6 +109,16 @@ bool only_asks(Entry entry) noexcept {
     return std::find(k_asking.begin(), k_asking.end(), entry) != k_asking.end();
 }
 
+/// Why no restore brings the process back.
+CUresult status_of_standing(const SharedProcess& process) noexcept {
+    static constexpr std::array<CUresult, k_standing_kinds> k_statuses = {
+        // by Standing
+        CUDA_ERROR_UNKNOWN, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM};
+    for (std::size_t kind = 0; kind < k_statuses.size(); ++kind)
+        if (process.standing[kind] != 0) return k_statuses[kind];
+    return CUDA_SUCCESS;
+}
+
 /// Which GPU it is, as the management library numbers them; nothing for another's uuid.
 std::optional<int> gpu_of(const CUuuid& wanted) {
     for (int gpu = 0; gpu < Driver::instance().device_count(); ++gpu) {
@@ -158,6 +168,11 @@ CallUnderWay::~CallUnderWay() {
     if (--calls_under_way == 0) --own().calls;
 }
 
+bool CallUnderWay::is_first_after_restore() const noexcept {
+    auto& restored = own().restored;
+    return restored && restored.exchange(false);
+}
+
 void note_work_submitted() noexcept {
     ++own().work;
 }
@@ -168,6 +183,10 @@ void note_work_done() noexcept {
 
 void note_managed(int more) noexcept {
     own().managed += static_cast<unsigned>(more);
+}
+
+void note_standing(Standing kind, int more) noexcept {
+    own().standing[static_cast<int>(kind)] += static_cast<unsigned>(more);
 }
 
 } // namespace gpu_sleep::sim
@@ -216,10 +235,14 @@ SIM_ENTRY(apart, 12080) cuCheckpointProcessRestore(int pid, CUcheckpointRestoreA
                      const auto gpus = gpus_after(process, args);
                      if (!gpus) return CUDA_ERROR_INVALID_VALUE;
                      if (process.lost) return CUDA_ERROR_OPERATING_SYSTEM;
+                     const auto status = status_of_standing(process);
+                     process.lost = status != CUDA_SUCCESS;
+                     if (process.lost) return status;
                      if (!DeviceBudget::instance().bring_back(process, *gpus)) {
                          process.lost = true;
                          return CUDA_ERROR_OUT_OF_MEMORY;
                      }
+                     process.restored = true;
                      process.state = CU_PROCESS_STATE_LOCKED;
                      return CUDA_SUCCESS;
                  });

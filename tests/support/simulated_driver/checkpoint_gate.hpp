@@ -5,6 +5,7 @@
 #pragma once
 
 #include "support/simulated_driver/entry_points.hpp"
+#include "support/simulated_driver/shared_state.hpp"
 
 namespace gpu_sleep::sim {
 
@@ -14,6 +15,8 @@ class CallUnderWay {
 public:
     explicit CallUnderWay(Entry entry) noexcept;
     ~CallUnderWay();
+    /// True once for each restore.
+    [[nodiscard]] bool is_first_after_restore() const noexcept;
     CallUnderWay(const CallUnderWay&) = delete;
     CallUnderWay& operator=(const CallUnderWay&) = delete;
 };
@@ -24,5 +27,7 @@ void note_work_done() noexcept;
 
 /// Counts managed allocations, which no checkpoint takes: `more` is 1 or -1.
 void note_managed(int more) noexcept;
+/// The same for what a checkpoint takes and no restore brings back.
+void note_standing(Standing kind, int more) noexcept;
 
 } // namespace gpu_sleep::sim

@@ -34,11 +34,12 @@
  * when the free is executed, where the real one waits for the next synchronisation; a graph's memory is taken
  * when it is launched and given back when it is freed, with nothing kept in between but what a launch took that did
  * not find all of its memory; graphs have an order and no edges; the contents of a checkpointed process stay where
- * they are, and only the devices' memory is free, also when it is restored on another.
+ * they are, and only the devices' memory is free, also when it is restored on another; memory that was shared by legacy
+ * IPC can be shared again after a restore, and a pool that was exported still allocates.
  *
  * Not simulated: what green contexts have of a device, textures, levels of mipmapped arrays, what is no whole row of an
  * array, sparse arrays, global variables of modules,
- * multicast objects, memory pools of other processes, IPC of events, external semaphores, child and conditional
+ * multicast objects, memory pools of other processes, external semaphores, child and conditional
  * graph nodes.
  */
 /* clang-format on */

@@ -97,8 +97,9 @@ std::size_t sim_processes(sim_process* found, std::size_t most, int device) {
     const SharedState::Lock lock;
     std::size_t count = 0;
     for (const auto& process : state.processes()) {
+        if (!state.is_alive(process)) continue;
         const auto used = DeviceBudget::used_by(process, device);
-        if (used == 0 || !state.is_alive(process)) continue;
+        if (used == 0) continue;
         if (found && count == most) break;
         if (found) found[count] = {process.pid, used};
         ++count;

@@ -5,6 +5,7 @@
 #include "support/simulated_driver/device_budget.hpp"
 
 #include "support/simulated_driver/settings.hpp"
+#include "support/simulated_driver/shared_memory.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
 #include <cstddef>
@@ -22,10 +23,18 @@ void sweep_dead_processes() {
     }
 }
 
+std::uint64_t used_alone(const SharedProcess& process, int gpu) {
+    std::uint64_t sum = 0;
+    for (int device = 0; device < k_max_devices; ++device)
+        if (process.gpus[device] == gpu) sum += process.used[device];
+    return sum;
+}
+
 std::uint64_t used(int gpu) {
     std::uint64_t sum = 0;
-    for (const auto& process : SharedState::instance().processes())
-        sum += DeviceBudget::used_by(process, gpu);
+    for (const auto& process : SharedState::instance().processes()) sum += used_alone(process, gpu);
+    for (const auto& memory : shared_memory())
+        if (memory.gpu == gpu) sum += memory.bytes;
     return sum;
 }
 
@@ -37,9 +46,9 @@ bool fits(int gpu, std::uint64_t bytes) {
 } // namespace
 
 std::uint64_t DeviceBudget::used_by(const SharedProcess& process, int gpu) {
-    std::uint64_t sum = 0;
-    for (int device = 0; device < k_max_devices; ++device)
-        if (process.gpus[device] == gpu) sum += process.used[device];
+    auto sum = used_alone(process, gpu);
+    for (const auto& memory : shared_memory())
+        if (memory.gpu == gpu && memory.importer == process.pid) sum += memory.bytes;
     return sum;
 }
 

@@ -24,7 +24,8 @@ public:
     void give_back(int device, std::uint64_t bytes);
     [[nodiscard]] std::uint64_t free_bytes(int device);
 
-    /// What the process uses of a GPU, whichever device that is to it.
+    /// What the process is charged for of a GPU, whichever device that is to it; memory that it imported,
+    /// once its exporter has let go. Needs SharedState::Lock.
     [[nodiscard]] static std::uint64_t used_by(const SharedProcess& process, int gpu);
 
     /// A checkpoint and a restore of another process: all that it uses is free, and taken again, its devices

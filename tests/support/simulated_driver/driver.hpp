@@ -70,6 +70,8 @@ struct PrimaryContext {
 /// capture.
 using CaptureClock = std::map<const Stream*, std::size_t>;
 
+class SharedEvent;
+
 struct Event {
     unsigned flags = 0;
     const Context* context = nullptr;
@@ -79,6 +81,7 @@ struct Event {
     std::weak_ptr<Capture> capture; ///< the capture that it was last recorded in
     bool captured = false;
     CaptureClock clock;
+    std::shared_ptr<SharedEvent> shared; ///< of an interprocess one
 };
 
 struct Kernel;
@@ -145,6 +148,7 @@ struct MemoryPool {
     std::uint64_t used_high = 0;
     std::uint64_t reserved = 0;
     std::uint64_t reserved_high = 0;
+    bool is_imported = false;
     std::map<CUmemPool_attribute, int>
         reuse;                               ///< the three switches that say what may be used again, and when
     std::map<int, CUmemAccess_flags> access; ///< what each device may do with all of its memory
@@ -218,5 +222,10 @@ struct Driver {
 private:
     Driver();
 };
+
+/// Makes other processes able to have `memory`. Errors: OPERATING_SYSTEM, OUT_OF_MEMORY.
+CUresult share(Driver& driver, Physical& memory);
+/// The process was restored: what it exported is its own from now on, and what others have is the old memory.
+void part_from_others(Driver& driver);
 
 } // namespace gpu_sleep::sim

@@ -97,6 +97,7 @@ CUresult call(Entry entry, Body&& body) {
         }
         const CallUnderWay under_way(entry);
         Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
+        if (under_way.is_first_after_restore()) part_from_others(locked.driver);
         if (trait == Trait::unsafe)
             if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)
                 return refusal;

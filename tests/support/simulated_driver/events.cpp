@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/captures.hpp"
 #include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/interprocess_events.hpp"
 #include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/work.hpp"
 
@@ -14,8 +15,16 @@ namespace {
 
 using Stamp = std::atomic<std::int64_t>;
 
+/// What the last recording waits for, also one of another process.
+std::vector<Ticket> tickets_of(const Event& event) {
+    auto tickets = event.tickets;
+    if (event.shared) tickets.push_back({event.shared, event.shared->recorded()});
+    return tickets;
+}
+
 bool is_done(const Event& event) {
-    return std::all_of(event.tickets.begin(), event.tickets.end(), [](const Ticket& t) { return t.done(); });
+    const auto tickets = tickets_of(event);
+    return std::all_of(tickets.begin(), tickets.end(), [](const Ticket& t) { return t.done(); });
 }
 
 void forget_capture(Event& event) {
@@ -40,8 +49,10 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
         return status;
     if (stream->capture) return record_captured(*stream, *event);
     const auto stamp = make_stamp(*event);
-    auto ticket = enqueue(*stream, {}, [stamp] {
+    const auto number = event->shared ? event->shared->record() : 0;
+    auto ticket = enqueue(*stream, {}, [stamp, shared = event->shared, number] {
         if (stamp) set_to_now(*stamp);
+        if (shared) shared->complete(number);
     });
     forget_capture(*event);
     event->stamp = stamp;
@@ -72,6 +83,7 @@ SIM_ENTRY(safe, 2000) cuEventCreate(CUevent* handle, unsigned flags) {
         const auto event = std::make_shared<Event>();
         event->flags = flags;
         event->context = context.owner;
+        if ((flags & CU_EVENT_INTERPROCESS) != 0) event->shared = SharedEvent::create();
         *handle = c.driver.events.insert(event);
         return CUDA_SUCCESS;
     });
@@ -102,7 +114,7 @@ SIM_ENTRY(safe, 2000) cuEventSynchronize(CUevent handle) {
     return call_with_event(
         Entry::cuEventSynchronize, handle, [](Call& c, const Context& context, const Event& event) {
             if (const auto refusal = refuse_during_capture(c.driver); refusal != CUDA_SUCCESS) return refusal;
-            const auto tickets = event.tickets;
+            const auto tickets = tickets_of(event);
             const auto status = wait_for(c, context, std::vector<Ticket>(tickets));
             if (status == CUDA_SUCCESS) synchronize_pools(c.driver, tickets);
             return status;
@@ -134,7 +146,7 @@ SIM_ENTRY(queued, 3020) cuStreamWaitEvent(CUstream stream_handle, CUevent event_
             break_capture(*stream);
             return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
         }
-        enqueue(*stream, event->tickets, nullptr);
+        enqueue(*stream, tickets_of(*event), nullptr);
         return CUDA_SUCCESS;
     });
 }

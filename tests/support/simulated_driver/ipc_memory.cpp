@@ -30,8 +30,8 @@ static_assert(sizeof(IpcTicket) <= sizeof(CUipcMemHandle));
 
 std::shared_ptr<Physical> open_memory(const IpcTicket& ticket) {
     const auto path = "/proc/" + std::to_string(ticket.process) + "/fd/" + std::to_string(ticket.fd);
-    const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-    return fd ? Physical::import(fd.get()) : nullptr;
+    UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    return file ? Physical::import_file(std::move(file), Standing::ipc_import) : nullptr;
 }
 
 } // namespace
@@ -47,11 +47,8 @@ SIM_ENTRY(safe, 4010) cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr addr
         if (!handle || plain == c.driver.plain.end() ||
             plain->second.kind != PlainAllocation::Kind::allocated)
             return CUDA_ERROR_INVALID_VALUE;
-        bool moved = false;
         const auto memory = mapping->memory;
-        if (!memory->export_fd(moved)) return CUDA_ERROR_OPERATING_SYSTEM;
-        if (moved)
-            if (const auto status = c.driver.space.remap(*memory); status != CUDA_SUCCESS) return status;
+        if (const auto status = share(c.driver, *memory); status != CUDA_SUCCESS) return status;
         const IpcTicket ticket{k_handle_magic, ::getpid(), memory->fd(), plain->second.bytes};
         *handle = {};
         std::memcpy(handle->reserved, &ticket, sizeof ticket);

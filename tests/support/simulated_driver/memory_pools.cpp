@@ -118,6 +118,7 @@ SIM_ENTRY(safe, 11020) cuMemPoolDestroy(CUmemoryPool handle) {
         if (pool == default_pool) return CUDA_ERROR_INVALID_VALUE;
         // What is still allocated goes when it is freed.
         c.driver.memory_pools.remove(handle);
+        if (pool->is_imported) note_standing(Standing::pool_import, -1);
         synchronize_all_pools(c.driver);
         auto& current = c.driver.current_pools[static_cast<std::size_t>(pool->device)];
         if (current == pool) current = default_pool;

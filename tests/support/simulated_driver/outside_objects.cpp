@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What other processes, or others than CUDA, have a part in: events and pools that are passed on, external
+// What other processes, or others than CUDA, have a part in: pools that are passed on, external
 // memory and semaphores, multicast groups. They are made and destroyed; nobody else is at the other end.
 
 #include "support/simulated_driver/contexts.hpp"
@@ -8,12 +8,8 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-#include <cstring>
-
 namespace gpu_sleep::sim {
 namespace {
-
-constexpr std::uint64_t k_event_magic = 0x3031435645534753; // "SGSEVC10"
 
 struct OutsideObject {};
 
@@ -90,29 +86,6 @@ cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t, CUdeviceptr
     });
 }
 
-SIM_ENTRY(safe, 4010) cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
-    return call(Entry::cuIpcGetEventHandle, [&](Call& c) {
-        const auto found = c.driver.events.find(event);
-        if (!found) return CUDA_ERROR_INVALID_HANDLE;
-        if (!handle || (found->flags & CU_EVENT_INTERPROCESS) == 0) return CUDA_ERROR_INVALID_VALUE;
-        *handle = {};
-        std::memcpy(handle->reserved, &k_event_magic, sizeof k_event_magic);
-        return CUDA_SUCCESS;
-    });
-}
-
-SIM_ENTRY(safe, 4010) cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
-    return call_in_context(Entry::cuIpcOpenEventHandle, [&](Call& c, Context& context) {
-        if (!event || std::memcmp(handle.reserved, &k_event_magic, sizeof k_event_magic) != 0)
-            return CUDA_ERROR_INVALID_VALUE;
-        const auto opened = std::make_shared<Event>();
-        opened->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
-        opened->context = context.owner;
-        *event = c.driver.events.insert(opened);
-        return CUDA_SUCCESS;
-    });
-}
-
 SIM_ENTRY(safe, 11020)
 cuMemPoolExportToShareableHandle(void* descriptor, CUmemoryPool handle, CUmemAllocationHandleType type,
                                  unsigned long long) {
@@ -136,6 +109,8 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool* handle, void* descriptor, CUmem
         if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || ::fcntl(number, F_GETFD) < 0)
             return CUDA_ERROR_INVALID_VALUE;
         const auto pool = std::make_shared<MemoryPool>();
+        pool->is_imported = true;
+        note_standing(Standing::pool_import, 1);
         pool->handle = c.driver.memory_pools.insert(pool);
         *handle = pool->handle;
         return CUDA_SUCCESS;

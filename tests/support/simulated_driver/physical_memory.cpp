@@ -4,8 +4,10 @@
 
 #include "support/simulated_driver/physical_memory.hpp"
 
+#include "support/simulated_driver/checkpoint_gate.hpp"
 #include "support/simulated_driver/device_budget.hpp"
 #include "support/simulated_driver/settings.hpp"
+#include "support/simulated_driver/shared_memory.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -30,15 +33,19 @@ constexpr int k_pattern = 0xA7;
 constexpr const char* k_exported_name = "gpu-sleep-sim-exported-";
 constexpr std::uint64_t k_copy_bytes = std::uint64_t{1} << 20;
 
+/// What is a hole there stays one.
 bool copy_contents(int to, int from, std::uint64_t offset, std::uint64_t bytes) {
     std::vector<std::byte> buffer(std::min(bytes, k_copy_bytes));
-    for (std::uint64_t done = 0; done < bytes;) {
-        const auto piece = std::min<std::uint64_t>(buffer.size(), bytes - done);
-        const auto got = ::pread(from, buffer.data(), piece, static_cast<off_t>(offset + done));
-        if (got <= 0 ||
-            ::pwrite(to, buffer.data(), static_cast<std::size_t>(got), static_cast<off_t>(done)) != got)
+    const auto next = [&](std::uint64_t at) {
+        return static_cast<std::uint64_t>(::lseek(from, static_cast<off_t>(at), SEEK_DATA)); // -1: no more
+    };
+    for (auto at = next(offset); at < offset + bytes; at = next(at)) {
+        const auto piece = std::min<std::uint64_t>(buffer.size(), offset + bytes - at);
+        const auto got = ::pread(from, buffer.data(), piece, static_cast<off_t>(at));
+        if (got <= 0 || ::pwrite(to, buffer.data(), static_cast<std::size_t>(got),
+                                 static_cast<off_t>(at - offset)) != got)
             return false;
-        done += static_cast<std::uint64_t>(got);
+        at += static_cast<std::uint64_t>(got);
     }
     return true;
 }
@@ -154,26 +161,41 @@ std::shared_ptr<Physical> Physical::create(PhysicalPool& pool, std::uint64_t byt
 }
 
 std::shared_ptr<Physical> Physical::import(int fd) {
+    auto file = file_of_share(fd);
+    return file ? import_file(std::move(file), Standing::import) : nullptr;
+}
+
+std::shared_ptr<Physical> Physical::import_file(UniqueFd file, Standing kind) {
     std::array<char, 128> target{};
-    const auto link = "/proc/self/fd/" + std::to_string(fd);
+    const auto link = "/proc/self/fd/" + std::to_string(file.get());
     if (::readlink(link.c_str(), target.data(), target.size() - 1) <= 0) return nullptr;
     const std::string name(target.data());
     const auto prefix = std::string("/memfd:") + k_exported_name;
     struct stat status {};
-    if (name.compare(0, prefix.size(), prefix) != 0 || ::fstat(fd, &status) != 0) return nullptr;
+    if (name.compare(0, prefix.size(), prefix) != 0 || ::fstat(file.get(), &status) != 0) return nullptr;
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, std::atoi(name.c_str() + prefix.size())};
-    UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-    if (!copy) return nullptr;
+    int type = 0;
+    if (std::sscanf(name.c_str() + prefix.size(), "%d-%d", &type, &properties.location.id) != 2)
+        return nullptr;
+    properties.location.type = static_cast<CUmemLocationType>(type);
     auto imported = std::shared_ptr<Physical>(
         new Physical(nullptr, 0, static_cast<std::uint64_t>(status.st_size), properties));
-    imported->own_file_ = std::move(copy);
+    imported->share_ = make_share(file.get(), imported->device(), Holder::importer);
+    imported->own_file_ = std::move(file);
+    if (!imported->share_) return nullptr;
+    imported->note(kind);
     return imported;
 }
 
+void Physical::note(Standing kind) {
+    standing_ = kind;
+    note_standing(kind, 1);
+}
+
 Physical::~Physical() {
+    if (standing_) note_standing(*standing_, -1);
     if (pool_) pool_->give_back(offset_, bytes_);
 }
 
@@ -185,21 +207,26 @@ int Physical::device() const noexcept {
 bool Physical::is_exported_as(int fd) const {
     struct stat theirs {};
     struct stat ours {};
-    return own_file_ && ::fstat(fd, &theirs) == 0 && ::fstat(own_file_.get(), &ours) == 0 &&
+    const auto file = own_file_ ? file_of_share(fd) : UniqueFd();
+    return file && ::fstat(file.get(), &theirs) == 0 && ::fstat(own_file_.get(), &ours) == 0 &&
            theirs.st_ino == ours.st_ino && theirs.st_dev == ours.st_dev;
 }
 
-UniqueFd Physical::export_fd(bool& moved) {
-    moved = false;
-    if (!own_file_) {
-        const auto name = k_exported_name + std::to_string(properties_.location.id);
-        UniqueFd file(::memfd_create(name.c_str(), MFD_CLOEXEC));
-        if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes_)) != 0) return {};
-        if (!copy_contents(file.get(), pool_->fd(), offset_, bytes_)) return {};
-        own_file_ = std::move(file);
-        moved = true;
-    }
-    return UniqueFd(::fcntl(own_file_.get(), F_DUPFD_CLOEXEC, 0));
+bool Physical::move_out() {
+    const auto name = std::string(k_exported_name) + std::to_string(properties_.location.type) + '-' +
+                      std::to_string(properties_.location.id);
+    UniqueFd file(::memfd_create(name.c_str(), MFD_CLOEXEC));
+    if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes_)) != 0) return false;
+    auto share = make_share(file.get(), device(), Holder::exporter);
+    if (!share || !copy_contents(file.get(), fd(), offset(), bytes_)) return false;
+    own_file_ = std::move(file);
+    share_ = std::move(share);
+    if (device() == PhysicalPool::k_host && !standing_) note(Standing::host_export);
+    return true;
+}
+
+UniqueFd Physical::export_fd() const {
+    return make_share(own_file_.get(), device(), Holder::descriptor);
 }
 
 } // namespace gpu_sleep::sim

@@ -6,12 +6,14 @@
 #pragma once
 
 #include "base/fd.hpp"
+#include "support/simulated_driver/shared_state.hpp"
 
 #include <cuda.h>
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace gpu_sleep::sim {
@@ -71,8 +73,10 @@ public:
     [[nodiscard]] static std::shared_ptr<Physical>
     create(PhysicalPool& pool, std::uint64_t bytes,
            CUmemAllocationHandleType handle_types = CU_MEM_HANDLE_TYPE_NONE);
-    /// Memory that another process exported; charged to that one. Null if `fd` is nothing that was exported.
+    /// Memory that another process exported, of which `fd` is a descriptor. Null if it is none.
     [[nodiscard]] static std::shared_ptr<Physical> import(int fd);
+    /// The same by the file where it lies, as legacy IPC knows it.
+    [[nodiscard]] static std::shared_ptr<Physical> import_file(UniqueFd file, Standing kind);
 
     Physical(const Physical&) = delete;
     Physical& operator=(const Physical&) = delete;
@@ -90,15 +94,21 @@ public:
     [[nodiscard]] int device() const noexcept;
     /// Whether `fd` leads to this memory.
     [[nodiscard]] bool is_exported_as(int fd) const;
+    [[nodiscard]] bool is_imported() const noexcept { return !pool_; }
+    /// Whether other processes may have it too.
+    [[nodiscard]] bool is_shared() const noexcept { return static_cast<bool>(own_file_); }
 
-    /// A descriptor that other processes can import. The first export moves the contents to a file of their
-    /// own: the caller must map every mapping of this memory again before the next access (`moved` says so).
-    [[nodiscard]] UniqueFd export_fd(bool& moved);
+    /// Moves the contents to a file of their own, which other processes can have: the caller must map every
+    /// mapping of this memory again before the next access. False if the host refuses.
+    [[nodiscard]] bool move_out();
+    /// A descriptor that other processes can import, once it has moved out; each time another file.
+    [[nodiscard]] UniqueFd export_fd() const;
 
     CUmemGenericAllocationHandle handle =
         0; ///< the handle that names it; 0 once all references were released
 
 private:
+    void note(Standing kind);
     Physical(PhysicalPool* pool, std::uint64_t offset, std::uint64_t bytes,
              const CUmemAllocationProp& properties)
         : pool_(pool), offset_(offset), bytes_(bytes), properties_(properties) {}
@@ -108,6 +118,8 @@ private:
     std::uint64_t bytes_;
     CUmemAllocationProp properties_;
     UniqueFd own_file_;
+    UniqueFd share_; ///< holds it for this process
+    std::optional<Standing> standing_;
 };
 
 } // namespace gpu_sleep::sim

@@ -22,7 +22,7 @@ namespace gpu_sleep::sim {
 namespace {
 
 constexpr int k_max_processes = 256;
-constexpr std::uint64_t k_magic = 0x33304D49535F5347; // "GS_SIM03"
+constexpr std::uint64_t k_magic = 0x34304D49535F5347; // "GS_SIM04"
 
 [[noreturn]] void give_up(const char* call) {
     std::perror(call);
@@ -44,6 +44,7 @@ struct SharedState::Table {
     std::uint64_t magic;
     pthread_mutex_t mutex;
     std::atomic<int> taken; ///< places from here on were never taken
+    std::atomic<bool> shares_memory;
     SharedProcess processes[k_max_processes];
 };
 
@@ -101,6 +102,8 @@ void SharedState::claim() {
     place.state = 0;
     place.lost = false;
     place.managed = 0;
+    for (auto& count : place.standing) count = 0;
+    place.restored = false;
     place.cannot = settings().fails_checkpoints;
     place.calls = 0;
     place.work = 0;
@@ -119,6 +122,10 @@ SharedState::Lock::~Lock() {
 
 SharedProcess& SharedState::own() noexcept {
     return table_->processes[own_];
+}
+
+std::atomic<bool>& SharedState::shares_memory() noexcept {
+    return table_->shares_memory;
 }
 
 std::span<SharedProcess> SharedState::processes() noexcept {

@@ -16,15 +16,21 @@
 
 namespace gpu_sleep::sim {
 
+/// What processes share that a checkpoint takes and a restore fails for.
+enum class Standing : int { host_export, import, ipc_import, pool_import };
+inline constexpr int k_standing_kinds = 4;
+
 /// One process that uses the devices.
 struct SharedProcess {
     std::atomic<pid_t> pid;
-    std::atomic<int> state;                ///< a CUprocessState; its driver calls wait unless it is RUNNING
-    std::atomic<bool> lost;                ///< a restore found no room: none will do any more
-    std::atomic<bool> cannot;              ///< a checkpoint of it fails, and it with it
-    std::atomic<std::uint64_t> calls;      ///< of the driver, under way
-    std::atomic<std::uint64_t> work;       ///< in streams, not done
-    std::atomic<unsigned> managed;         ///< managed allocations, which no checkpoint takes
+    std::atomic<int> state;           ///< a CUprocessState; its driver calls wait unless it is RUNNING
+    std::atomic<bool> lost;           ///< a restore found no room: none will do any more
+    std::atomic<bool> cannot;         ///< a checkpoint of it fails, and it with it
+    std::atomic<std::uint64_t> calls; ///< of the driver, under way
+    std::atomic<std::uint64_t> work;  ///< in streams, not done
+    std::atomic<unsigned> managed;    ///< managed allocations, which no checkpoint takes
+    std::atomic<unsigned> standing[k_standing_kinds]; ///< what no restore brings back, by Standing
+    std::atomic<bool> restored;                       ///< and has made no call since
     int gpus[k_max_devices];               ///< which GPU each of its devices is: a restore may change that
     std::uint64_t used[k_max_devices];     ///< by its own numbers of devices
     std::uint64_t put_away[k_max_devices]; ///< what it used, while it is checkpointed
@@ -53,6 +59,8 @@ public:
     };
 
     [[nodiscard]] SharedProcess& own() noexcept;
+    /// Whether any process ever shared memory with another.
+    [[nodiscard]] std::atomic<bool>& shares_memory() noexcept;
     /// Places that were ever taken.
     [[nodiscard]] std::span<SharedProcess> processes() noexcept;
     [[nodiscard]] bool is_alive(const SharedProcess& process) const;

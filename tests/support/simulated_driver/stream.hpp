@@ -24,9 +24,10 @@ struct Capture;
 /// How far a stream is. Thread-safe; outlives the stream.
 class Timeline {
 public:
+    virtual ~Timeline() = default;
     void complete(std::uint64_t number);
     void wait_for(std::uint64_t number);
-    [[nodiscard]] bool reached(std::uint64_t number);
+    [[nodiscard]] virtual bool reached(std::uint64_t number);
 
 private:
     std::mutex mutex_; ///< guards completed_; innermost

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -89,7 +90,26 @@ std::shared_ptr<Physical> find_exported(const Driver& driver, int fd) {
     return found;
 }
 
+CUresult move_out(Driver& driver, Physical& memory) {
+    return memory.move_out() ? driver.space.remap(memory) : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
 } // namespace
+
+CUresult share(Driver& driver, Physical& memory) {
+    return memory.is_shared() ? CUDA_SUCCESS : move_out(driver, memory);
+}
+
+void part_from_others(Driver& driver) {
+    std::set<std::shared_ptr<Physical>> exported;
+    const auto collect = [&](const std::shared_ptr<Physical>& memory) {
+        if (memory->is_shared() && !memory->is_imported()) exported.insert(memory);
+    };
+    driver.space.for_each_memory(collect);
+    driver.allocations.for_each([&](auto, const Allocation& allocation) { collect(allocation.memory); });
+    for (const auto& memory : exported) move_out(driver, *memory);
+}
+
 } // namespace gpu_sleep::sim
 
 using namespace gpu_sleep::sim;
@@ -245,12 +265,10 @@ cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handl
         const auto requested = allocation->memory->properties().requestedHandleTypes;
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (requested & type) == 0)
             return CUDA_ERROR_INVALID_VALUE;
-        bool moved = false;
-        gpu_sleep::UniqueFd fd = allocation->memory->export_fd(moved);
+        if (allocation->memory->is_imported()) return CUDA_ERROR_INVALID_VALUE;
+        if (const auto status = share(c.driver, *allocation->memory); status != CUDA_SUCCESS) return status;
+        gpu_sleep::UniqueFd fd = allocation->memory->export_fd();
         if (!fd) return CUDA_ERROR_OPERATING_SYSTEM;
-        if (moved)
-            if (const auto status = c.driver.space.remap(*allocation->memory); status != CUDA_SUCCESS)
-                return status;
         *static_cast<int*>(shareable) = fd.release();
         return CUDA_SUCCESS;
     });
