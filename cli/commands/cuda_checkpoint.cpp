@@ -5,8 +5,8 @@
 
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
+#include "control/driver_engine.hpp"
 #include "control/find.hpp"
-#include "driver/checkpoint.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -24,11 +24,12 @@ namespace {
 
 namespace usage = cli::usage;
 using checkpoint::State;
+using control::DriverStep;
 using control::Process;
 
 struct Typed {
     std::vector<std::string> pids;
-    std::string action;
+    std::optional<DriverStep> action;
     std::optional<std::uint32_t> timeout;
     std::vector<std::string> device_map;
     bool toggles = false, asks_state = false, asks_thread = false;
@@ -46,6 +47,13 @@ std::optional<Number> number_in(std::string_view text) {
     return number;
 }
 
+DriverStep step_of(std::string_view word) {
+    return word == "lock"         ? DriverStep::lock
+           : word == "checkpoint" ? DriverStep::checkpoint
+           : word == "restore"    ? DriverStep::restore
+                                  : DriverStep::unlock;
+}
+
 usage::Row pid_row(Typed& typed) {
     return usage::required(
         usage::brief({"-p,--pid", usage::list("PID", typed.pids), "The process, or a thread of it"}));
@@ -56,29 +64,30 @@ usage::Table table_of(Typed& typed) {
         typed.timeout = number_in<std::uint32_t>(text);
         return typed.timeout ? "" : "'" + printable(text) + "' is not a number of milliseconds";
     };
-    return {"cuda-checkpoint",
-            "Locks, checkpoints, restores and unlocks the CUDA of a process, like NVIDIA's command. The "
-            "memory of "
-            "a process with gpu-sleep's agent sleeps before the lock, and wakes after the unlock.",
-            {"--action ACTION --pid PID", "--toggle|--get-state|--get-restore-tid --pid PID"},
-            {{"Options",
-              {pid_row(typed),
-               usage::brief({"--action",
-                             usage::choice("lock|checkpoint|restore|unlock",
-                                           [&typed](const std::string& word) { typed.action = word; }),
-                             "What to do"}),
-               usage::brief({"-t,--timeout", usage::text("MS", read_timeout),
-                             "Fail if the lock takes longer than this (0: no limit, the default)"}),
-               usage::brief({"--device-map", usage::list("OLD=NEW", typed.device_map),
-                             "Restore on other GPUs. OLD and NEW are uuids"}),
-               usage::brief({"--toggle", usage::flag(typed.toggles),
-                             "Lock and checkpoint a running process; restore and unlock a checkpointed one"}),
-               usage::brief({"--get-state", usage::flag(typed.asks_state),
-                             "Print running, locked, checkpointed or failed"}),
-               usage::brief({"--get-restore-tid", usage::flag(typed.asks_thread),
-                             "Print the id of the thread that restores"})}}},
-            "",
-            "0 done, 1 failed."};
+    return {
+        "cuda-checkpoint",
+        "Locks, checkpoints, restores and unlocks the CUDA of a process, like NVIDIA's command. The "
+        "memory of "
+        "a process with gpu-sleep's agent sleeps before the lock, and wakes after the unlock.",
+        {"--action ACTION --pid PID", "--toggle|--get-state|--get-restore-tid --pid PID"},
+        {{"Options",
+          {pid_row(typed),
+           usage::brief({"--action",
+                         usage::choice("lock|checkpoint|restore|unlock",
+                                       [&typed](const std::string& word) { typed.action = step_of(word); }),
+                         "What to do"}),
+           usage::brief({"-t,--timeout", usage::text("MS", read_timeout),
+                         "Fail if the lock takes longer than this (0: no limit, the default)"}),
+           usage::brief({"--device-map", usage::list("OLD=NEW", typed.device_map),
+                         "Restore on other GPUs. OLD and NEW are uuids"}),
+           usage::brief({"--toggle", usage::flag(typed.toggles),
+                         "Lock and checkpoint a running process; restore and unlock a checkpointed one"}),
+           usage::brief({"--get-state", usage::flag(typed.asks_state),
+                         "Print running, locked, checkpointed or failed"}),
+           usage::brief({"--get-restore-tid", usage::flag(typed.asks_thread),
+                         "Print the id of the thread that restores"})}}},
+        "",
+        "0 done, 1 failed."};
 }
 
 usage::Table table_of_client(Typed& typed) {
@@ -146,10 +155,10 @@ Result<std::vector<GpuPair>> pairs_of(const std::vector<std::string>& words) {
 }
 
 /// Locks a process whose memory sleeps first. What sleeps wakes by the first use after the unlock, too.
-Result<void> lock(const driver::Checkpoint& driver, const Process& process, std::uint32_t limit) {
+Result<void> lock(const Process& process, std::uint32_t limit) {
     const auto until =
         Clock::now() + Milliseconds(limit == 0 ? std::numeric_limits<std::uint32_t>::max() : limit);
-    bool sleeps = GPU_SLEEP_TRY(driver.state(process.pid)) == State::running;
+    bool sleeps = GPU_SLEEP_TRY(control::state_by_driver(process, true)) == State::running;
     if (sleeps) {
         const auto reached = reach_agent(process);
         sleeps = static_cast<bool>(reached);
@@ -163,32 +172,27 @@ Result<void> lock(const driver::Checkpoint& driver, const Process& process, std:
         if (sleep.bounds_all) sleep.timeout = Milliseconds(limit);
         GPU_SLEEP_TRY(by_agent(process, sleep));
     }
-    auto locked = driver.lock(process.pid, std::chrono::duration_cast<Milliseconds>(until - Clock::now()));
+    auto locked = control::take_step(process, DriverStep::lock,
+                                     std::chrono::duration_cast<Milliseconds>(until - Clock::now()), {});
     if (!locked && sleeps) wake_later(process);
     return locked;
 }
 
-Result<void> act(const driver::Checkpoint& driver, const Process& process, std::string_view action,
-                 const Typed& typed) {
-    if (action == "lock") return lock(driver, process, typed.timeout.value_or(0));
-    if (action == "checkpoint") return driver.checkpoint(process.pid);
-    if (action == "restore") {
-        const auto pairs = GPU_SLEEP_TRY(pairs_of(typed.device_map));
-        GPU_SLEEP_TRY(driver.initialise());
-        return driver.restore(process.pid, pairs);
-    }
-    GPU_SLEEP_TRY(driver.unlock(process.pid));
-    wake_later(process);
+Result<void> act(const Process& process, DriverStep step, const Typed& typed) {
+    if (step == DriverStep::lock) return lock(process, typed.timeout.value_or(0));
+    const auto pairs = GPU_SLEEP_TRY(pairs_of(typed.device_map));
+    GPU_SLEEP_TRY(control::take_step(process, step, {}, pairs));
+    if (step == DriverStep::unlock) wake_later(process);
     return {};
 }
 
-Result<void> carry_out(const driver::Checkpoint& driver, const Process& process, const Typed& typed) {
+Result<void> carry_out(const Process& process, const Typed& typed) {
     if (typed.asks_thread) {
-        fmt::print("{}\n", GPU_SLEEP_TRY(driver.restore_thread(process.pid)));
+        fmt::print("{}\n", GPU_SLEEP_TRY(control::restore_thread_by_driver(process)));
         return {};
     }
-    if (!typed.action.empty()) return act(driver, process, typed.action, typed);
-    const auto state = GPU_SLEEP_TRY(driver.state(process.pid));
+    if (typed.action) return act(process, *typed.action, typed);
+    const auto state = GPU_SLEEP_TRY(control::state_by_driver(process, true));
     constexpr const char* k_words[] = {"running", "locked", "checkpointed", "failed"};
     const auto* const word = k_words[static_cast<int>(state)];
     if (typed.asks_state) {
@@ -196,16 +200,16 @@ Result<void> carry_out(const driver::Checkpoint& driver, const Process& process,
         return {};
     }
     if (state == State::locked || state == State::failed)
-        return make_error(ErrorCode::driver_failed, "process {} is {}", process.pid, word);
+        return make_error(ErrorCode::driver_failed, "it is {}", word);
     const bool is_running = state == State::running;
-    GPU_SLEEP_TRY(act(driver, process, is_running ? "lock" : "restore", typed));
-    return act(driver, process, is_running ? "checkpoint" : "unlock", typed);
+    GPU_SLEEP_TRY(act(process, is_running ? DriverStep::lock : DriverStep::restore, typed));
+    return act(process, is_running ? DriverStep::checkpoint : DriverStep::unlock, typed);
 }
 
 int run(const Typed& typed, bool is_client) {
     const auto each = [&](const std::string& word) -> Result<void> {
         const auto process = GPU_SLEEP_TRY(process_of(word));
-        if (!is_client) return carry_out(GPU_SLEEP_TRY(driver::Checkpoint::load()), process, typed);
+        if (!is_client) return carry_out(process, typed);
         GPU_SLEEP_TRY(reach_agent(process));
         if (typed.keeps) return by_agent(process, model::SleepRequest());
         return typed.brings_back ? by_agent(process, model::WakeRequest()) : Result<void>();
@@ -226,7 +230,7 @@ int main(int argc, char** argv) {
     Typed typed;
     const auto status = cli::parse(is_client ? table_of_client(typed) : table_of(typed), argc, argv);
     if (status) return std::min(*status, 1);
-    const auto asked = !typed.action.empty() + typed.toggles + typed.asks_state + typed.asks_thread;
+    const auto asked = typed.action.has_value() + typed.toggles + typed.asks_state + typed.asks_thread;
     const auto of_client = typed.begins + typed.keeps + typed.brings_back;
     if ((is_client ? of_client : asked) != 1) {
         fmt::print(stderr, "{}\n", is_client ? "-i, -c or -r is missing" : "--action is missing");
