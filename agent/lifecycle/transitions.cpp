@@ -54,27 +54,16 @@ struct Kind {
     std::string_view words; ///< of those bytes
 };
 
-Kind kind_of(Transition transition) noexcept {
-    switch (transition) {
-    case Transition::sleep:
-        return {"5039d86e50eb47d484f3f27920c756e8", "GPU_SLEEP_BYTES_RELEASED", "of GPU memory released"};
-    case Transition::wake:
-        return {"765f6839a3ba4ceaa1e8f4763217517e", "GPU_SLEEP_BYTES_TAKEN", "of GPU memory taken"};
-    case Transition::move: break;
-    }
-    return {"170de660c54d4857a0ed50cbfd0671f7", "GPU_SLEEP_BYTES_MOVED",
-            "of contents moved to another store"};
-}
+/// Of a sleep, a wake and a move.
+constexpr Kind k_kinds[] = {
+    {"5039d86e50eb47d484f3f27920c756e8", "GPU_SLEEP_BYTES_RELEASED", "of GPU memory released"},
+    {"765f6839a3ba4ceaa1e8f4763217517e", "GPU_SLEEP_BYTES_TAKEN", "of GPU memory taken"},
+    {"170de660c54d4857a0ed50cbfd0671f7", "GPU_SLEEP_BYTES_MOVED", "of contents moved to another store"}};
 
 std::string words_for(const server::Job& job) {
     const auto& word = model::terms_in(job.operation)->asker;
-    switch (job.asker) {
-    case server::Asker::program: return "program";
-    case server::Asker::touch: return "touch";
-    case server::Asker::timer: return "timer";
-    case server::Asker::command: break;
-    }
-    return word.empty() ? "command" : printable(word);
+    if (job.asker == server::Asker::command && !word.empty()) return printable(word);
+    return std::string(model::word_of(job.asker, {"command", "program", "touch", "timer"}));
 }
 
 // Severities. Source: syslog(3).
@@ -186,7 +175,7 @@ void write_journal(const std::string& socket, Transition transition, const serve
                    double seconds, const model::Event& event) noexcept {
     if (socket.empty()) return;
     ignoring_errors([&] {
-        const auto kind = kind_of(transition);
+        const auto& kind = k_kinds[static_cast<std::size_t>(transition)];
         const auto operation = model::to_string(transition);
         const auto* const failure = std::get_if<model::Failure>(&outcome);
         const auto* const report = std::get_if<model::Report>(&outcome);

@@ -46,9 +46,9 @@ struct ListOptions {
     cli::OutputOptions output;
     bool is_long = false; ///< with tags and devices also without a target
     std::optional<Milliseconds> timeout;
-    std::string watch;   ///< the interval; empty to list once
-    bool awaits = false; ///< goes on while there is no such process
-    std::optional<cli::Order> order;
+    std::string watch;           ///< the interval; empty to list once
+    bool awaits = false;         ///< goes on while there is no such process
+    std::string order;           ///< empty: as they come
     std::optional<pid_t> chosen; ///< by keys
     bool pids_alone = false;
     std::string metrics; ///< the file for metrics, or "-"; empty to list
@@ -60,7 +60,7 @@ usage::Table table_of(ListOptions& options) {
     const auto parse_since = [](const std::string& text) {
         return control::parse_since(text, control::now_of_history());
     };
-    const auto set_order = [&options](const std::string& word) { options.order = cli::parse_order(word); };
+    const auto set_order = [&options](const std::string& word) { options.order = word; };
     return {
         "gpu-ps",
         "Lists the processes that gpu-sleep can put to sleep, and where their memory is.",
@@ -72,7 +72,7 @@ usage::Table table_of(ListOptions& options) {
             fmt::format("How long to wait for a process to answer (default: {} s)",
                         k_timeout.count() / 1000)}}},
          {"Display",
-          {usage::brief({"--sort", usage::choice(std::string(cli::k_order_words), set_order),
+          {usage::brief({"--sort", usage::choice(cli::k_orders, set_order),
                          "Sort by GPU or host memory, idle time, pid or name (default: pid)"}),
            usage::brief(
                {"-l,--long", usage::flag(options.is_long), "Show the tags and devices of every process"}),
@@ -195,7 +195,7 @@ Listed list(const ListOptions& options) {
         const int status = traits(outcomes.error().code).exit_status;
         return write(text, status, status == exit_status::no_process);
     }
-    if (options.order) cli::sort(*outcomes, *options.order);
+    if (!options.order.empty()) cli::sort(*outcomes, options.order);
     control::note_gpu_use(*outcomes);
     if (!options.output.json) control::GpuNumbers().put_into(*outcomes);
     const auto text = options.pids_alone    ? pids_of(*outcomes)
@@ -328,7 +328,7 @@ int watch(ListOptions& options, Milliseconds interval) {
     std::string said; ///< of what was done by a key
     for (;;) {
         auto outcomes = ask(options);
-        if (outcomes) cli::sort(*outcomes, options.order.value_or(cli::Order::gpu));
+        if (outcomes) cli::sort(*outcomes, options.order.empty() ? "gpu" : options.order);
         if (outcomes && !is_short(options)) { // the table does not show it
             control::note_gpu_use(*outcomes);
             numbers.put_into(*outcomes);

@@ -115,12 +115,7 @@ OrderedJson to_value(const Findings& findings) {
 } // namespace
 
 std::string_view word_for(Level level) noexcept {
-    switch (level) {
-    case Level::ok: return "ok";
-    case Level::warn: return "warn";
-    case Level::bad: break;
-    }
-    return "bad";
+    return model::word_of(level, {"ok", "warn", "bad"});
 }
 
 Result<std::string> run_in_child(Milliseconds limit, const std::function<Result<std::string>()>& ask) {

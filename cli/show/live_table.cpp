@@ -37,14 +37,9 @@ struct Row {
 std::string short_state(const Report& report) {
     if (report.lost) return "lost";
     if (!report.wakes_waiting.empty()) return "waits"; // for room to wake
-    switch (report.state) {
-    case State::awake: return report.inhibited ? "inhibited" : "awake";
-    case State::asleep: return report.deep ? "deep" : "asleep";
-    case State::partial: return "partly";
-    case State::damaged: return "damaged";
-    case State::paused: return "paused";
-    }
-    return "unknown";
+    if (report.state == State::awake && report.inhibited) return "inhibited";
+    if (report.state == State::asleep && report.deep) return "deep";
+    return std::string(word_of(report.state, {"awake", "asleep", "partly", "damaged", "paused"}));
 }
 
 Row row_of(const control::Outcome& outcome) {
@@ -186,26 +181,15 @@ std::size_t width_of_lines(std::string_view text) {
 
 } // namespace
 
-std::optional<Order> parse_order(std::string_view word) noexcept {
-    constexpr std::pair<std::string_view, Order> k_orders[] = {{"pid", Order::pid},
-                                                               {"name", Order::name},
-                                                               {"gpu", Order::gpu},
-                                                               {"host", Order::host},
-                                                               {"idle", Order::idle}};
-    for (const auto& [name, order] : k_orders)
-        if (name == word) return order;
-    return std::nullopt;
-}
-
-void sort(std::vector<control::Outcome>& outcomes, Order order) {
+void sort(std::vector<control::Outcome>& outcomes, std::string_view order) {
     using Key = std::tuple<bool, double, std::string, pid_t>;
     const auto key_of = [order](const control::Outcome& outcome) {
         const auto row = row_of(outcome);
-        const double figure = order == Order::gpu    ? static_cast<double>(row.gpu)
-                              : order == Order::host ? static_cast<double>(row.host)
-                              : order == Order::idle ? row.idle.value_or(-1)
-                                                     : 0;
-        return Key(!row.answers, -figure, order == Order::name ? row.name : "", outcome.process.pid);
+        const double figure = order == "gpu"    ? static_cast<double>(row.gpu)
+                              : order == "host" ? static_cast<double>(row.host)
+                              : order == "idle" ? row.idle.value_or(-1)
+                                                : 0;
+        return Key(!row.answers, -figure, order == "name" ? row.name : "", outcome.process.pid);
     };
     std::vector<std::pair<Key, control::Outcome>> keyed;
     keyed.reserve(outcomes.size());

@@ -9,22 +9,12 @@
 
 namespace gpu_sleep::cli {
 
-enum class Order : std::uint8_t {
-    pid,
-    name,
-    gpu,  ///< most GPU memory first
-    host, ///< most host memory first
-    idle, ///< idle for longest first
-};
+/// The orders that processes may have, separated by '|': most GPU or host memory first, idle for longest
+/// first.
+inline constexpr const char* k_orders = "gpu|host|idle|pid|name";
 
-/// The words of all orders, separated by '|'.
-inline constexpr std::string_view k_order_words = "gpu|host|idle|pid|name";
-
-/// The word's value, or nothing for any other word.
-[[nodiscard]] std::optional<Order> parse_order(std::string_view word) noexcept;
-
-/// Sorts by `order`, and what is equal there by pid. Who does not answer comes last.
-void sort(std::vector<control::Outcome>& outcomes, Order order);
+/// Sorts by `order`, one of those, and what is equal there by pid. Who does not answer comes last.
+void sort(std::vector<control::Outcome>& outcomes, std::string_view order);
 
 /// A line with the sums, one for each of `gpus`, and a table with a line for each process and why it waits,
 /// `columns` wide at most: names and reasons are cut. `chosen`: the process with a mark.

@@ -22,21 +22,12 @@ using model::State;
 namespace {
 
 std::string_view words_for(OnTouch on_touch) noexcept {
-    switch (on_touch) {
-    case OnTouch::wait: return "waits";
-    case OnTouch::wake: return "wakes the process";
-    case OnTouch::fail: return "fails";
-    }
-    return "unknown";
+    return word_of(on_touch, {"waits", "wakes the process", "fails"});
 }
 
 std::string_view words_for(GateState gate) noexcept {
-    switch (gate) {
-    case GateState::open: return "open; once asleep, work on the GPU";
-    case GateState::checked: return "checked: work that names a sleeping address";
-    case GateState::shut: return "shut: work on the GPU";
-    }
-    return "unknown";
+    return word_of(gate, {"open; once asleep, work on the GPU", "checked: work that names a sleeping address",
+                          "shut: work on the GPU"});
 }
 
 using model::Operation;
@@ -186,14 +177,7 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
 } // namespace
 
 std::string_view state_words(State state) noexcept {
-    switch (state) {
-    case State::awake: return "awake";
-    case State::asleep: return "asleep";
-    case State::partial: return "partly asleep";
-    case State::damaged: return "asleep, damaged";
-    case State::paused: return "paused";
-    }
-    return "unknown";
+    return word_of(state, {"awake", "asleep", "partly asleep", "asleep, damaged", "paused"});
 }
 
 std::string_view state_words(const Report& report) noexcept {

@@ -11,60 +11,25 @@
 namespace gpu_sleep::model {
 
 std::string_view to_string(Operation operation) noexcept {
-    switch (operation) {
-    case Operation::status: return "status";
-    case Operation::sleep: return "sleep";
-    case Operation::wake: return "wake";
-    }
-    return "unknown";
+    return word_of(operation, {"status", "sleep", "wake"});
 }
 
 std::string_view to_string(Step step) noexcept {
-    switch (step) {
-    case Step::populate: return "populate";
-    case Step::pin: return "pin";
-    case Step::await_host: return "await_host";
-    case Step::fingerprint: return "fingerprint";
-    case Step::copy: return "copy";
-    case Step::create: return "create";
-    case Step::map: return "map";
-    case Step::access: return "access";
-    case Step::unmap: return "unmap";
-    case Step::release: return "release";
-    }
-    return "unknown";
+    return word_of(step, {"populate", "pin", "await_host", "fingerprint", "copy", "create", "map", "access",
+                          "unmap", "release"});
 }
 
 std::string_view to_string(Transition transition) noexcept {
-    switch (transition) {
-    case Transition::sleep: return "sleep";
-    case Transition::wake: return "wake";
-    case Transition::move: return "move";
-    }
-    return "unknown";
+    return word_of(transition, {"sleep", "wake", "move"});
 }
 
 std::string_view to_string(Progress::Phase phase) noexcept {
-    switch (phase) {
-    case Progress::Phase::callbacks: return "callbacks";
-    case Progress::Phase::drain: return "drain";
-    case Progress::Phase::transfer: return "transfer";
-    case Progress::Phase::release: return "release";
-    case Progress::Phase::verify: return "verify";
-    case Progress::Phase::waiting: return "waiting";
-    case Progress::Phase::deep: return "deep";
-    case Progress::Phase::drained: return "drained";
-    case Progress::Phase::ready: return "ready";
-    }
-    return "unknown";
+    return word_of(phase, {"callbacks", "drain", "transfer", "release", "verify", "waiting", "deep",
+                           "drained", "ready"});
 }
 
 Bytes kept_in(const TagReport& tag, Store store) noexcept {
-    switch (store) {
-    case Store::host: break;
-    case Store::file: return tag.in_files;
-    }
-    return tag.kept - tag.in_files;
+    return store == Store::file ? tag.in_files : tag.kept - tag.in_files;
 }
 
 std::uint64_t done_of(const TransitionCounts& counts) noexcept {
@@ -72,11 +37,7 @@ std::uint64_t done_of(const TransitionCounts& counts) noexcept {
 }
 
 Bytes& held_in(Holdings& holdings, Store store) noexcept {
-    switch (store) {
-    case Store::host: break;
-    case Store::file: return holdings.file_bytes;
-    }
-    return holdings.host_bytes;
+    return store == Store::file ? holdings.file_bytes : holdings.host_bytes;
 }
 
 int exit_status_of(const Failure& failure, Operation asked) noexcept {

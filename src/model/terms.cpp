@@ -38,67 +38,31 @@ bool is_number(std::string_view text) noexcept {
 }
 
 std::string_view to_string(Retention retention) noexcept {
-    switch (retention) {
-    case Retention::offload: return "offload";
-    case Retention::preserve: return "preserve";
-    case Retention::discard: return "discard";
-    }
-    return "unknown";
+    return word_of(retention, {"offload", "preserve", "discard"});
 }
 
 std::string_view to_string(Residence residence) noexcept {
-    switch (residence) {
-    case Residence::device: return "device";
-    case Residence::kept: return "kept";
-    case Residence::dropped: return "dropped";
-    case Residence::damaged: return "damaged";
-    }
-    return "unknown";
+    return word_of(residence, {"device", "kept", "dropped", "damaged"});
 }
 
 std::string_view to_string(State state) noexcept {
-    switch (state) {
-    case State::awake: return "awake";
-    case State::asleep: return "asleep";
-    case State::partial: return "partial";
-    case State::damaged: return "damaged";
-    case State::paused: return "paused";
-    }
-    return "unknown";
+    return word_of(state, {"awake", "asleep", "partial", "damaged", "paused"});
 }
 
 std::string_view to_string(OnTouch on_touch) noexcept {
-    switch (on_touch) {
-    case OnTouch::wait: return "wait";
-    case OnTouch::wake: return "wake";
-    case OnTouch::fail: return "fail";
-    }
-    return "unknown";
+    return word_of(on_touch, {"wait", "wake", "fail"});
 }
 
 std::string_view to_string(GateMode gate) noexcept {
-    switch (gate) {
-    case GateMode::shut: return "shut";
-    case GateMode::checked: return "checked";
-    }
-    return "unknown";
+    return word_of(gate, {"shut", "checked"});
 }
 
 std::string_view to_string(Store store) noexcept {
-    switch (store) {
-    case Store::host: return "host";
-    case Store::file: return "file";
-    }
-    return "unknown";
+    return word_of(store, {"host", "file"});
 }
 
 std::string_view to_string(GateState gate) noexcept {
-    switch (gate) {
-    case GateState::open: return "open";
-    case GateState::checked: return "checked";
-    case GateState::shut: return "shut";
-    }
-    return "unknown";
+    return word_of(gate, {"open", "checked", "shut"});
 }
 
 std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept {

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -109,6 +111,14 @@ inline constexpr std::string_view k_name_rule =
 
 /// A tag is 1 to 64 characters of letters, digits, '_', '-', '.' and ':'.
 [[nodiscard]] bool is_valid_tag(std::string_view tag) noexcept;
+
+/// The word of an enumerator, of which the first is 0 and each next one more; "unknown" for any other number.
+template <class Enum>
+[[nodiscard]] constexpr std::string_view word_of(Enum value,
+                                                 std::initializer_list<std::string_view> words) noexcept {
+    const auto number = static_cast<std::size_t>(value);
+    return number < words.size() ? words.begin()[number] : "unknown";
+}
 
 [[nodiscard]] std::string_view to_string(Retention retention) noexcept;
 [[nodiscard]] std::string_view to_string(Residence residence) noexcept;

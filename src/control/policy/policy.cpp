@@ -16,13 +16,7 @@ constexpr std::array k_tiers{Tier::host, Tier::file, Tier::deep}; // that a rung
 } // namespace
 
 std::string_view to_string(Tier tier) noexcept {
-    switch (tier) {
-    case Tier::awake: return "awake";
-    case Tier::host: return "host";
-    case Tier::file: return "file";
-    case Tier::deep: return "deep";
-    }
-    return "awake";
+    return model::word_of(tier, {"awake", "host", "file", "deep"});
 }
 
 Result<Rung> parse_rung(std::string_view text) {
