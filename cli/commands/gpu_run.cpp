@@ -9,8 +9,8 @@
 #include "cli/need.hpp"
 #include "cli/options.hpp"
 #include "cli/preload.hpp"
-#include "cli/rules_file.hpp"
 #include "cli/show/output.hpp"
+#include "model/allocation_rules.hpp"
 #include "model/environment.hpp"
 #include "model/request.hpp"
 
@@ -38,8 +38,7 @@ constexpr const char* k_exit_statuses =
 
 /// The options before the command.
 struct RunOptions {
-    std::optional<std::string> name, group, tag;
-    std::string rules_file; ///< empty for none
+    std::optional<std::string> name, group, tag, rules;
     std::optional<Bytes> min_size, retain, host_budget, need;
     std::vector<std::string> live_bytes;
     std::optional<model::OnTouch> on_touch;
@@ -53,6 +52,11 @@ struct RunOptions {
     cli::http::DoorOptions door;
     bool prepare = false, keep_gil = false, no_capture = false, audit = false;
 };
+
+std::string rules_problem(const std::string& text) {
+    const auto rules = model::AllocationRules::parse(text);
+    return rules ? std::string() : rules.error().message;
+}
 
 /// Takes a text into `value` unless `problem` has something against it, which is returned.
 usage::ReadText reader(std::optional<std::string>& value, std::string (*problem)(const std::string&)) {
@@ -116,8 +120,8 @@ usage::Table table_of(RunOptions& options) {
             "Tag of the program's allocations (default: the tag 'default')"},
            {"--min-size", usage::size(options.min_size),
             "Do not intercept smaller allocations: they stay on the GPU"},
-           {"--rules", usage::path("FILE", options.rules_file),
-            "JSON file that says which allocations to intercept, and their tags"},
+           {"--rules", usage::text("RULE;...", reader(options.rules, rules_problem)),
+            "Rules that say which allocations to intercept, and their tags"},
            {"--no-capture", usage::flag(options.no_capture),
             "Load the agent, but intercept none of the program's own allocations"},
            {"--audit", usage::flag(options.audit), "Also intercept libraries that LD_PRELOAD does not reach"},
@@ -156,7 +160,7 @@ std::size_t find_command(const usage::Table& table, const std::vector<std::strin
 }
 
 /// The agent's part of the environment.
-Result<std::map<const char*, std::string>> agent_environment(const RunOptions& options) {
+std::map<const char*, std::string> agent_environment(const RunOptions& options) {
     std::map<const char*, std::string> variables{{environment::k_capture, options.no_capture ? "0" : "1"}};
     if (options.name) variables[environment::k_name] = *options.name;
     if (options.group) variables[environment::k_group] = *options.group;
@@ -183,10 +187,7 @@ Result<std::map<const char*, std::string>> agent_environment(const RunOptions& o
         variables[environment::k_live_bytes] = fmt::format("{}", fmt::join(options.live_bytes, ","));
     if (options.prepare) variables[environment::k_prepare] = "10";
     if (options.keep_gil) variables[environment::k_release_gil] = "0";
-    if (options.rules_file.empty()) return variables;
-    const auto rules = cli::read_rules_file(options.rules_file);
-    if (!rules) return rules.error();
-    variables[environment::k_rules] = rules->text();
+    if (options.rules) variables[environment::k_rules] = *options.rules;
     return variables;
 }
 
@@ -242,7 +243,6 @@ int run(const RunOptions& options, std::vector<std::string> command) {
     const auto audit = options.audit ? cli::find_audit(self.parent_path().native()) : std::string();
     if (!audit) return print_error(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
-    if (!variables) return cli::usage_error("gpu-run", "--rules: " + variables.error().message, false);
 
     if (options.door.address)
         if (const auto opened = open_door(options, self.parent_path()); !opened)
@@ -259,7 +259,7 @@ int run(const RunOptions& options, std::vector<std::string> command) {
     if (options.audit) ::setenv("LD_AUDIT", cli::with_audit(*audit, audited ? audited : "").c_str(), 1);
     const char* preloaded = std::getenv("LD_PRELOAD");
     ::setenv("LD_PRELOAD", cli::with_agent(*agent, preloaded ? preloaded : "").c_str(), 1);
-    for (const auto& [name, value] : *variables) ::setenv(name, value.c_str(), 1);
+    for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
     return execute(file, std::move(command));
 }
 

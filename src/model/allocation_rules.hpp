@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Rules for a program's own allocations: which of them are intercepted, and under which tag. gpu-run reads
-// the rules from a file and passes them as text; the agent reads the text.
+// Rules for a program's own allocations: which of them are intercepted, and under which tag. A person writes
+// them as text, which gpu-run checks and the agent reads.
 
 #pragma once
 
@@ -23,8 +23,6 @@ struct AllocationRule {
     std::string library;                                ///< that requests them; empty: any. See names_library
     bool intercept = true;                              ///< intercept them; false leaves them to the driver
     std::string tag;                                    ///< empty: the process's own
-
-    friend bool operator==(const AllocationRule&, const AllocationRule&) = default;
 };
 
 /// The result of the rules for one allocation.
@@ -41,36 +39,21 @@ inline constexpr std::size_t k_max_library_length = 100;
 /// libcublasLt.so.12.
 [[nodiscard]] bool names_library(std::string_view name, std::string_view file) noexcept;
 
-/// 1 to 100 letters, digits, '_', '-', '.' and '+'.
-[[nodiscard]] bool is_valid_library(std::string_view name) noexcept;
-
-/// Returns what is wrong with `rule`, beginning with the member's name in a rules file; empty if nothing is.
-[[nodiscard]] std::string problem_with(const AllocationRule& rule);
-
 /// Rules in order: the first that matches an allocation decides. Immutable, thread-safe.
 ///
-/// Their text, as in "min=67108864,lib=libtorch_cuda,tag=weights;lib=libcublas,capture=0":
+/// Their text, as in "min=64MiB,lib=libtorch_cuda,tag=weights;lib=libcublas,capture=0":
 ///
 ///     rules   [ rule { ";" rule } ]
-///     rule    "any" | field { "," field }       at least one field; "any" is a rule without fields
-///     field   "min=" bytes | "max=" bytes | "lib=" library | "tag=" tag | "capture=0"
-///     bytes   a decimal number without sign or leading zeros, below 2^64
+///     rule    "any" | field { "," field }
+///     field   "min=" size | "max=" size | "lib=" library | "tag=" tag | "capture=0"
+///     size    a size with its unit, or a number of bytes
+///     library 1 to 100 letters, digits, '_', '-', '.' and '+'
 ///
-/// Fields come in this order, each at most once, and never with its default value: each list of rules has
-/// exactly one text.
+/// Of a field that is there twice the last counts.
 class AllocationRules {
 public:
-    AllocationRules() = default;
-
-    /// Errors: invalid_argument (too many, or one that problem_with finds fault with; the rule is named by
-    /// number).
-    [[nodiscard]] static Result<AllocationRules> create(std::vector<AllocationRule> rules);
-
-    /// Reads the text. Errors: invalid_argument (the text is not exactly as above; the message names the
-    /// rule).
+    /// Reads the text. Errors: invalid_argument (what is wrong with which rule, or there are too many).
     [[nodiscard]] static Result<AllocationRules> parse(std::string_view text);
-
-    [[nodiscard]] std::string text() const;
 
     /// The result for an allocation of `bytes`. `libraries` are the files of the libraries on the call stack,
     /// in any order. An allocation that no rule matches is intercepted under the process's tag.
@@ -83,8 +66,6 @@ public:
     [[nodiscard]] const std::vector<AllocationRule>& rules() const noexcept { return rules_; }
 
 private:
-    explicit AllocationRules(std::vector<AllocationRule> rules) : rules_(std::move(rules)) {}
-
     std::vector<AllocationRule> rules_;
 };
 

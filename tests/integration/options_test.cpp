@@ -84,7 +84,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--root", {{}, {"/nonexistent"}}}, // which is refused for a user
         {"--config", file},
         {"--http-token", file},
-        {"--rules", file},
+        {"--rules", kind({"any", "min=64MiB,tag=a;capture=0"}, {"x", "min=", "tag=a b", "any;"})},
         {"ADDRESS",
          {{"0"},
           {k_garbage, " ", "x", "-1", "65536", ":80", "::1", "host:80", "unix:a", std::string(300, '/')}}},
@@ -384,7 +384,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-sleep", k_nobody, "--bytes", "1GiB"}, "--live"},
              {{"gpu-sleep", k_nobody, "--live", "--level", "2"}, "--live"},
              {{"gpu-wake", "--tree"}, "PID is missing"},
-             {{"gpu-wake", k_nobody, "--tree", "--order", "a"}, "--order"},
+             {{"gpu-wake", k_nobody, "--tree", "--make-room"}, "--make-room"},
              {{"gpu-wake", k_nobody, "--tree", "--gpu", "0=1"}, "--gpu"},
              {{"gpu-wake", k_nobody, "1", "--gpu", "0=1"}, "--gpu"},
              {{"gpu-ps", "--prometheus", "--watch"}, "--prometheus"},
@@ -407,7 +407,7 @@ TEST_CASE("Options: what does not go together is wrong usage, and the sentence n
              {{"gpu-run", "--idle", "1h", "--store", "file", "true"}, "--dir"},
              {{"gpu-run", "--idle", "1h", "--no-capture", "true"}, "--no-capture"},
              {{"gpu-run", "--no-capture", "--tag", "a", "true"}, "--no-capture"},
-             {{"gpu-run", "--no-capture", "--rules", "/x", "true"}, "--no-capture"}}) {
+             {{"gpu-run", "--no-capture", "--rules", "any", "true"}, "--no-capture"}}) {
         check_refused(Command{words, {}}.run_with({}), {words, {}}, named);
     }
 }

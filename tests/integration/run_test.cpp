@@ -121,8 +121,6 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
     const auto plain = environment_after({});
     CHECK(value_in(plain, "LD_PRELOAD") == preloaded_agent());
     CHECK(value_in(plain, "GPU_SLEEP_CAPTURE") == "1");
-    const Scratch scratch;
-    std::ofstream(scratch.file("rules.json")) << R"({"rules": [{"library": "libx", "capture": false}]})";
     struct Row {
         Arguments words;
         const char* name;
@@ -131,7 +129,7 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
     const std::vector<Row> rows = {{{"--name", "llama"}, "NAME", "llama"},
                                    {{"--tag=weights"}, "TAG", "weights"},
                                    {{"--min-size", "64KiB"}, "MIN_SIZE", "65536"},
-                                   {{"--rules", scratch.file("rules.json")}, "RULES", "lib=libx,capture=0"},
+                                   {{"--rules", "lib=libx,capture=0"}, "RULES", "lib=libx,capture=0"},
                                    {{"--on-touch", "wake"}, "ON_TOUCH", "wake"},
                                    {{"--touch-limit", "1.5s"}, "TOUCH_LIMIT", "1500"},
                                    {{"--keep-gil"}, "RELEASE_GIL", "0"},
