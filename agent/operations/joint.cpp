@@ -35,7 +35,7 @@ Result<model::Directive> Joint::wait(model::Progress::Phase phase, Milliseconds 
     std::optional<bool> told; // whether anything is held
     for (;;) {
         const auto count = held();
-        if (told != (count > 0) && !progress_({phase, heard_, 0, {}, count})) return withdrawn();
+        if (told != (count > 0) && !progress_({phase, heard_, 0, count})) return withdrawn();
         told = count > 0;
         const auto said = directives_(look);
         if (!said) return withdrawn();

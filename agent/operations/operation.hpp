@@ -120,11 +120,11 @@ struct Asked {
     bool is_tried = false;
 };
 
-/// One wake, tried once, on the operations thread. Where it has an order, one part after another. Errors:
-/// those of Turnstile::enter(), Gate::close(), Transactions::check_free_memory() and Transactions::wake():
-/// all that slept still does; of Woken::left: some of it; those of DeepSleep::find_room(), DeepSleep::end(),
-/// GpuLines::wait_for_room() and Joint::wait_ready(); no_process (it is ending); invalid_argument (joint, and
-/// in an order; to other GPUs, and not from a deep sleep).
+/// One wake, tried once, on the operations thread. Errors: those of Turnstile::enter(), Gate::close(),
+/// Transactions::check_free_memory() and Transactions::wake(): all that slept still does; of Woken::left:
+/// some of it; those of DeepSleep::find_room(), DeepSleep::end(), GpuLines::wait_for_room() and
+/// Joint::wait_ready(); no_process (it is ending); invalid_argument (to other GPUs, and not from a deep
+/// sleep).
 [[nodiscard]] Result<model::Report> wake(const Ground& ground, GpuLines& lines,
                                          const model::WakeRequest& request,
                                          const server::ProgressSink& progress,

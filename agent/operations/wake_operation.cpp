@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// A wake as lists of steps (k_begin, k_back, k_part, k_end).
+// A wake as lists of steps (k_begin, k_back, k_wake, k_end).
 
 #include "common/interception.hpp"
 #include "operations/quiesce.hpp"
@@ -14,40 +14,6 @@ namespace {
 
 using model::Progress;
 using model::Report;
-
-/// Gives work that waits, and that a checked gate lets through now, the time to pass.
-void let_work_through() {
-    constexpr Milliseconds k_window{2};
-    const auto& gate = gate::Gate::instance();
-    if (gate.is_checked() && gate.waiting().held_now > 0) std::this_thread::sleep_for(k_window);
-}
-
-/// Adds to `all` what a part of it has done.
-void add(Report& all, Report&& part) {
-    all.changed |= part.changed;
-    if (all.refusal.empty()) all.refusal = std::move(part.refusal);
-    if (!all.refusal_code) all.refusal_code = part.refusal_code;
-    all.times.callbacks += part.times.callbacks;
-    all.times.drain += part.times.drain;
-    all.times.transfer += part.times.transfer;
-    all.times.release += part.times.release;
-    ignoring_errors([&] { // a shortage only thins it
-        all.notes.insert(all.notes.end(), part.notes.begin(), part.notes.end());
-        for (const auto& device : part.devices) {
-            const auto same = std::ranges::find_if(
-                all.devices, [&](const auto& each) { return each.device == device.device; });
-            if (same == all.devices.end()) {
-                all.devices.push_back(device);
-                continue;
-            }
-            same->released += device.released;
-            same->kept += device.kept;
-            same->dropped += device.dropped;
-            same->free_after = device.free_after;
-            for (std::size_t i = 0; i < device.steps.size(); ++i) same->steps[i] += device.steps[i];
-        }
-    });
-}
 
 /// One try of a wake.
 class Wake : public Operation {
@@ -63,9 +29,6 @@ public:
     [[nodiscard]] Result<Report> run();
 
     Result<void> take_turn() {
-        if (joint_.is_joint() && !request_.order.empty())
-            return make_error(ErrorCode::invalid_argument,
-                              "processes that wake together cannot wake in an order of tags");
         GPU_SLEEP_TRY(joint_.announce());
         return Operation::take_turn(false);
     }
@@ -110,10 +73,10 @@ public:
     /// Whether a wake could be begun now: without room nothing is, so that the program hears nothing of a
     /// wake that is tried often.
     Result<void> check_free_memory() {
-        if (part_.dry_run) return {};
+        if (request_.dry_run) return {};
         const auto contexts = keep_contexts(true);
         return memory.with_lock([this](LockedMemory& locked) {
-            return guarded([&] { return locked.engine().check_free_memory(part_); });
+            return guarded([&] { return locked.engine().check_free_memory(request_); });
         });
     }
     /// Contexts must not end while memory comes back, and what passes a checked gate must not see half of it.
@@ -121,40 +84,44 @@ public:
         // What callbacks take comes first: once memory is awake they must run.
         event_ = std::make_shared<Event>();
         jobs_ = ground.callbacks.draft_after_wake();
-        return shut_gate_to_wake(progress_of_part_, deadline);
+        return shut_gate_to_wake(progress, deadline);
     }
     void settle_gate() noexcept { ground.settle_gate(); }
     /// The transaction.
     Result<void> bring_back() {
-        const auto contexts = keep_contexts(part_.dry_run);
-        sleep::Control control{progress_of_part_, part_.bounds_all ? deadline : Clock::time_point::max()};
+        const auto contexts = keep_contexts(request_.dry_run);
+        sleep::Control control{progress, request_.bounds_all ? deadline : Clock::time_point::max()};
         control.wait_for_others = [this] {
             give_room_back(); // all is mapped, and another of those that go together may wait for it
             return joint_.wait_ready();
         };
+        const bool has_changed = std::exchange(report.changed, false);
         woken_ = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             const auto in_place = locked.ledger().in_place();
-            auto woken = ground.transact(locked, [&] { return locked.wake(part_, control, of_part_); });
-            from_place_ += in_place - locked.ledger().in_place();
+            auto woken = ground.transact(locked, [&] { return locked.wake(request_, control, report); });
+            from_place_ = in_place - locked.ledger().in_place();
             return woken;
         }));
+        has_woken_ = report.changed;
+        report.changed |= has_changed;
         return {};
     }
     Result<void> run_callbacks() {
-        give_room_back();                                        // they take their time
-        if (!of_part_.changed || woken_.tags.empty()) return {}; // the end of a pause is not told
+        give_room_back();                                  // they take their time
+        if (!has_woken_ || woken_.tags.empty()) return {}; // the end of a pause is not told
         const auto called = Clock::now();
         if (intercepts()) memory.let_allocate();
         *event_ = {0, std::move(woken_.tags), std::move(woken_.dropped_tags), ground.deep.was_deep()};
         ignoring_errors([&] { jobs_ = ground.callbacks.draft_after_wake(); }); // as they are by now
-        of_part_.notes = ground.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
+        auto notes = ground.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
         // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
-        if (!of_part_.notes.empty()) memory.require_refill(event_->dropped_tags);
-        of_part_.times.callbacks = seconds_since(called);
+        if (!notes.empty()) memory.require_refill(event_->dropped_tags);
+        ignoring_errors([&] { std::ranges::move(notes, std::back_inserter(report.notes)); });
+        report.times.callbacks = seconds_since(called);
         return {};
     }
     Result<void> open_gate() {
-        if (of_part_.changed) {
+        if (has_woken_) {
             ground.idle.note_wake();
             ground.status.note_wake();
         }
@@ -207,8 +174,8 @@ private:
         note_short_devices(request_, rehearsed);
         return rehearsed;
     }
-    /// One part after another. Errors: as wake().
-    [[nodiscard]] Result<void> wake_parts();
+    /// Wakes what sleeps, the driver's part apart. Errors: as wake().
+    [[nodiscard]] Result<void> wake_memory();
     [[nodiscard]] Result<void> move_live() {
         return request_.live_bytes == 0 ? Result<void>() : move_back(*this, request_);
     }
@@ -232,16 +199,11 @@ private:
     const model::WakeRequest& request_;
     Joint joint_;
     const bool is_noted_;
-    const server::ProgressSink progress_of_part_ = [this](Progress now) {
-        if (!part_.order.empty()) now.tag = part_.order.front();
-        return progress(now);
-    };
     bool is_deep_ = false;
     /// After a deep sleep: kept until all is mapped, or others might count on the room.
     GpuLines::Room room_;
-    model::WakeRequest part_; ///< under way
-    Report of_part_;
-    sleep::Woken woken_; ///< by it
+    bool has_woken_ = false;
+    sleep::Woken woken_;
     std::shared_ptr<Event> event_;
     Callbacks::Jobs jobs_;
     Bytes from_place_ = 0; ///< of what woke, what was only mapped
@@ -256,8 +218,7 @@ constexpr Step<Wake> k_back[] = {
     {"wait for GPU memory", &Wake::set_room_aside, &Wake::give_room_back},
     {"have the driver bring it back", &Wake::end_deep, nullptr, std::nullopt, true},
 };
-/// Of each part of an order, or of all.
-constexpr Step<Wake> k_part[] = {
+constexpr Step<Wake> k_wake[] = {
     {"look for GPU memory", &Wake::check_free_memory},
     {"shut the gate", &Wake::shut_gate, &Wake::settle_gate, std::nullopt, true},
     {"take GPU memory and copy contents back", &Wake::bring_back},
@@ -269,31 +230,15 @@ constexpr Step<Wake> k_end[] = {
     {"give host memory back", &Wake::give_host_memory_back},
 };
 
-Result<void> Wake::wake_parts() {
+Result<void> Wake::wake_memory() {
     const driver::RelaxedCaptureMode relaxed(memory.api());
-    const auto parts = GPU_SLEEP_TRY(memory.with_lock([&](const LockedMemory& locked) {
-        return guarded([&] { return locked.engine().parts_of(request_); });
-    }));
-    std::vector<std::string> before; // tags of the order, by parts that are done
-    for (const auto& part : parts) {
-        if (!before.empty()) let_work_through();
-        part_ = part;
-        of_part_ = {};
-        auto done = run_steps<Wake>(*this, k_part, part.dry_run, is_noted_);
-        if (done && part.dry_run) done = bring_back();
-        const bool has_changed = of_part_.changed;
-        if (done) add(report, std::move(of_part_));
-        if (done && woken_.left) done = *std::move(woken_.left);
-        if (done && has_changed)
-            ignoring_errors([&] { before.insert(before.end(), part.order.begin(), part.order.end()); });
-        if (done) continue;
+    auto done = run_steps<Wake>(*this, k_wake, request_.dry_run, is_noted_);
+    if (done && request_.dry_run) done = bring_back();
+    if (done && woken_.left) done = *std::move(woken_.left);
+    if (!done)
         for (const auto& note : report.notes) log::warning("{}", note); // the answer has no place for them
-        if (before.empty()) return done;
-        auto error = std::move(done).error();
-        ignoring_errors([&] { error.message += fmt::format("; woken before: {}", fmt::join(before, ", ")); });
-        return error;
-    }
-    return request_.dry_run ? move_live() : run_steps<Wake>(*this, k_end, false, is_noted_ || report.changed);
+    if (!done || request_.dry_run) return done ? move_live() : done;
+    return run_steps<Wake>(*this, k_end, false, is_noted_ || report.changed);
 }
 
 Result<Report> Wake::run() {
@@ -301,7 +246,7 @@ Result<Report> Wake::run() {
     if (is_for_others()) return completed();
     if (is_deep_ && request_.dry_run) return rehearse_deep();
     if (is_deep_) GPU_SLEEP_TRY(run_steps<Wake>(*this, k_back, false, is_noted_));
-    if (auto done = wake_parts(); !done) {
+    if (auto done = wake_memory(); !done) {
         if (!request_.gpus.empty())
             done.error().message +=
                 "; it is on the other GPU already: gpu-wake without --gpu continues there";

@@ -12,7 +12,7 @@ namespace usage = cli::usage;
 
 constexpr const char* k_program = "gpu-wake";
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
-                                   "  gpu-wake 4242 --order weights  the weights first, then the rest\n"
+                                   "  gpu-wake 4242 --tags weights   the weights alone\n"
                                    "  gpu-wake 4242 --wait 60s       try again while GPU memory is short\n"
                                    "  gpu-wake 4242 --gpu 0=1        from a deep sleep: on another GPU\n";
 
@@ -40,8 +40,6 @@ usage::Table table_of(Typed& typed) {
                {"--live-bytes", usage::size(request.live_bytes),
                 "How much memory to move from host memory back to the GPU (default: all that "
                 "gpu-sleep --live moved)"},
-               usage::brief({"--order", cli::tags(request.order),
-                             "Wake these tags first, one after another, then the rest"}),
                usage::brief({"--gpu", usage::list("FROM=TO,...", typed.moves),
                              "From a deep sleep: wake on another GPU of the same kind"})}},
              {"When GPU memory is short",
@@ -85,8 +83,8 @@ int main(int argc, char** argv) {
     }
     if (text.empty() && min_awake && !request.make_room)
         text = "--min-awake can be used only with --make-room";
-    if (text.empty() && whom.is_joint() && (!request.order.empty() || request.make_room))
-        text = "--order and --make-room are for one process, without --tree or --group";
+    if (text.empty() && whom.is_joint() && request.make_room)
+        text = "--make-room is for one process, without --tree or --group";
     if (text.empty() && (whom.is_joint() || whom.words.size() != 1) && !moves.empty())
         text = "--gpu is for one process, without --tree or --group";
     if (!text.empty()) return cli::usage_error(k_program, text, output.json);

@@ -24,18 +24,9 @@ using Phase = model::Progress::Phase;
 constexpr std::string_view k_start_of_line = "\r\033[K"; // and wipe it
 
 std::string_view words_for(Phase phase) noexcept {
-    switch (phase) {
-    case Phase::callbacks: return "asking the program";
-    case Phase::drain: return "waiting for the GPU's work";
-    case Phase::transfer: return "copying";
-    case Phase::release: return "releasing";
-    case Phase::verify: return "verifying";
-    case Phase::waiting: return "waiting";
-    case Phase::deep: return "waiting for the driver";
-    case Phase::drained:
-    case Phase::ready: return "waiting for the others";
-    }
-    return "working";
+    return word_of(phase,
+                   {"asking the program", "waiting for the GPU's work", "copying", "releasing", "verifying",
+                    "waiting", "waiting for the driver", "waiting for the others", "waiting for the others"});
 }
 
 /// Columns of the terminal that a line may fill: in the last one, some terminals go on to the next line.
@@ -153,9 +144,7 @@ std::string progress_line(const model::Progress& progress, std::size_t columns) 
     constexpr std::size_t k_narrowest_bar = 5;
     constexpr std::size_t k_min_columns = 4;
     columns = std::max(columns, k_min_columns);
-    const auto doing = progress.in_call ? "waiting for the disk or the driver" : words_for(progress.phase);
-    const auto words =
-        progress.tag.empty() ? std::string(doing) : fmt::format("{}: {}", printable(progress.tag), doing);
+    const auto words = progress.in_call ? "waiting for the disk or the driver" : words_for(progress.phase);
     if (progress.total == 0) return shortened(words, columns);
     const auto share =
         std::min(1.0, static_cast<double>(progress.done) / static_cast<double>(progress.total));
@@ -188,7 +177,7 @@ void ProgressBar::show(pid_t pid, const model::Progress& progress) {
     const auto now = Clock::now();
     if (now < next_) return;
     next_ = now + k_interval;
-    model::Progress sum{.phase = progress.phase, .tag = progress.tag, .in_call = progress.in_call};
+    model::Progress sum{.phase = progress.phase, .in_call = progress.in_call};
     for (const auto& [each_pid, each] : latest_) {
         sum.done += each.done;
         sum.total += each.total;

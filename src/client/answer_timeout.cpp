@@ -19,7 +19,7 @@ void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now)
         end_if_stopped_ = now + k_release_if_stopped;
         return;
     }
-    if (returns_ >= limits_.returns) return;
+    if (is_past_return_) return;
     if (progress.phase == Phase::release) {
         pass_return(now);
     } else if (progress.phase == Phase::transfer && limits_.copies_freely) {
@@ -28,8 +28,7 @@ void AnswerTimeout::hear(const model::Progress& progress, Clock::time_point now)
 }
 
 void AnswerTimeout::pass_return(Clock::time_point now) noexcept {
-    ++returns_;
-    attempts_ = 0;
+    is_past_return_ = true;
     is_held_ = false; // it goes on, whoever told it to
     end_ = now + k_release + limits_.afterwards;
     end_if_stopped_ = end_if_stopped_once_heard_ = now + k_release_if_stopped;
@@ -43,7 +42,7 @@ void AnswerTimeout::resume(Clock::time_point now) noexcept {
 
 void AnswerTimeout::send_past_return(Clock::time_point now) noexcept {
     is_held_ = false;
-    if (returns_ < limits_.returns) pass_return(now);
+    if (!is_past_return_) pass_return(now);
 }
 
 void AnswerTimeout::start_call(Clock::time_point now) noexcept {

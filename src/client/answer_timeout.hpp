@@ -21,7 +21,6 @@ public:
         Milliseconds grace{0};       ///< how much longer the command waits before it gives up
         bool copies_freely = false;  ///< copying takes as long as it advances
         Milliseconds afterwards{0};  ///< for callbacks after the point of no return
-        std::size_t returns = 1;     ///< such points: a wake with an order has one for each part
         Bytes bytes = k_max_bytes;   ///< that it can have to copy: larger totals are ignored
     };
 
@@ -74,7 +73,7 @@ public:
         return is_held_ ? Clock::time_point::max() : end_if_stopped_;
     }
     /// Whether the agent has reported the point of no return.
-    [[nodiscard]] bool is_past_return() const noexcept { return returns_ > 0; }
+    [[nodiscard]] bool is_past_return() const noexcept { return is_past_return_; }
 
 private:
     void pass_return(Clock::time_point now) noexcept;
@@ -88,7 +87,7 @@ private:
     bool is_held_ = false;
     std::optional<Clock::time_point> in_call_since_;
     Clock::duration calls_left_ = k_calls;
-    std::size_t returns_ = 0; ///< points of no return that were passed
+    bool is_past_return_ = false;
     unsigned attempts_ = 0;
     Bytes total_ = 0;    ///< of this attempt
     Bytes done_ = 0;     ///< of it, and never less

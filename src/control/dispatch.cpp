@@ -47,11 +47,10 @@ Error has_agent(const Process& process) {
 /// Why the driver is not to wake the process, which stands so. Errors: invalid_argument.
 Result<void> check_wake_by_driver(const Command& command, const Process& process, checkpoint::State state) {
     const auto& wake = *wake_of(command);
-    if (!wake.tags.empty() || !wake.order.empty())
-        return make_error(
-            ErrorCode::invalid_argument,
-            "process {} has no agent: the driver can only wake all of it, without --tags and --order",
-            title(process));
+    if (!wake.tags.empty())
+        return make_error(ErrorCode::invalid_argument,
+                          "process {} has no agent: the driver can only wake all of it, without --tags",
+                          title(process));
     if (wake.make_room)
         return make_error(ErrorCode::invalid_argument, "process {} has no agent; --make-room needs one",
                           title(process));

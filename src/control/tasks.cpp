@@ -29,7 +29,6 @@ client::AnswerTimeout::Limits limits_of(const protocol::Request& request) {
     if (wake) {
         limits.answer += wake->wait;
         limits.afterwards = terms.timeout;
-        limits.returns = wake->order.size() + 1;
     }
     return limits;
 }

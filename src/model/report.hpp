@@ -243,7 +243,6 @@ struct Progress {
     Phase phase = Phase::callbacks;
     Bytes done = 0;
     Bytes total = 0;
-    std::string tag{}; ///< what is being woken, where an order was given; empty for the rest, and otherwise
     std::uint64_t held = 0; ///< threads that the gate holds and could let through; in phase drained
     /// A call of the system or the driver has begun that may take minutes; until a word without it.
     bool in_call = false;

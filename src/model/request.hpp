@@ -125,9 +125,6 @@ struct CallRequest : Terms {
 struct WakeRequest : Terms {
     std::vector<std::string> tags; ///< empty means every tag
     Milliseconds wait{0}; ///< how long to try again when GPU memory is short; other requests run meanwhile
-    /// Tags among `tags` that wake first, one after another: each once the one before is awake and its
-    /// callbacks have run. If a later one fails, those before it stay awake.
-    std::vector<std::string> order{};
     /// Where GPU memory is short, put others of the same user to sleep, the least recently used first.
     bool make_room = false;
     Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago

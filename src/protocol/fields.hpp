@@ -211,9 +211,9 @@ auto fields(Is<GpuPair> auto& p) {
 }
 auto fields(Is<model::WakeRequest> auto& r) {
     return all_fields(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
-                      may<5>(r.wait), must<6>(r.order), must<7>(r.make_room), must<8>(r.min_awake),
-                      must<9>(r.joint), must<10>(r.gpus), must<72>(r.live_bytes),
-                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), may<90>(r.minds_inhibitors));
+                      may<5>(r.wait), must<7>(r.make_room), must<8>(r.min_awake), must<9>(r.joint),
+                      must<10>(r.gpus), must<72>(r.live_bytes), may<82>(r.ignore_unknown_tags),
+                      may<88>(r.asker), may<90>(r.minds_inhibitors));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));
@@ -233,8 +233,7 @@ auto fields(Is<model::SharedMemory> auto& s) {
     return all_fields(must<1>(s.bytes), must<2>(s.offset));
 }
 auto fields(Is<model::Progress> auto& p) {
-    return all_fields(must<1>(p.phase), may<2>(p.done), may<3>(p.total), may<4>(p.tag), may<5>(p.held),
-                      may<87>(p.in_call));
+    return all_fields(must<1>(p.phase), may<2>(p.done), may<3>(p.total), may<5>(p.held), may<87>(p.in_call));
 }
 auto fields(Is<model::Failure> auto& f) {
     return all_fields(may<1>(f.error), may<2>(f.state));

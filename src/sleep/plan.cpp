@@ -250,28 +250,6 @@ void note_in_place(const SleepPlan& plan, model::Report& report) {
     });
 }
 
-Result<std::vector<model::WakeRequest>> parts_of(const ledger::Ledger& ledger,
-                                                 const model::WakeRequest& request) {
-    GPU_SLEEP_TRY(check_tags_of(request, ledger));
-    GPU_SLEEP_TRY(check_tags(ledger, request.order));
-    for (const auto& name : request.order)
-        if (!request.tags.empty() && !contains(request.tags, name))
-            return make_error(ErrorCode::invalid_argument,
-                              "tag '{}' is to wake first, but is not among those that wake", name);
-    auto rest = request;
-    rest.order.clear();
-    std::vector<model::WakeRequest> parts;
-    if (!request.dry_run)
-        for (const auto& name : request.order) {
-            auto& part = parts.emplace_back(rest);
-            part.tags = part.order = {name};
-        }
-    std::erase_if(rest.tags, [&](const std::string& name) { return contains(request.order, name); });
-    if (request.dry_run) rest.tags = request.tags;
-    if (request.tags.empty() || !rest.tags.empty()) parts.push_back(std::move(rest));
-    return parts;
-}
-
 Bytes WakePlan::needs(int device) const {
     const auto part = devices.find(device);
     if (part == devices.end()) return 0;

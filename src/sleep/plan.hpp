@@ -159,12 +159,6 @@ struct WakePlan {
     [[nodiscard]] Bytes needs_of_host() const noexcept;
 };
 
-/// The wakes that `request` stands for, one after another: that of each tag of its order, whose own order has
-/// that tag alone, and that of the rest. A dry run is one. Errors: unknown_tag; invalid_argument (a tag of
-/// the order is not to wake).
-[[nodiscard]] Result<std::vector<model::WakeRequest>> parts_of(const ledger::Ledger& ledger,
-                                                               const model::WakeRequest& request);
-
 /// Whether a kept range that was found damaged may have been put right since.
 using IsMendable = std::function<bool(contents::Number)>;
 /// Whether some of a kept range lies in another store.

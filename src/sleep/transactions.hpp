@@ -73,11 +73,7 @@ public:
                                      model::Report& report, Scope scope = Scope::all,
                                      Spill spill = Spill::nothing);
 
-    /// See sleep::parts_of().
-    [[nodiscard]] Result<std::vector<model::WakeRequest>> parts_of(const model::WakeRequest& request) const {
-        return sleep::parts_of(ledger_, request);
-    }
-    /// Takes no notice of the order. Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's,
+    /// Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's,
     /// who can let the mutex go meanwhile. A tag whose contents are damaged, or whose file cannot be read,
     /// stays asleep; the others wake. Errors: those of plan_wake(); out_of_device_memory, out_of_host_memory
     /// (to run from there), driver_failed, context_lost, cancelled, timed_out: all that was asleep still is,

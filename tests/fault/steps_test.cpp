@@ -237,8 +237,6 @@ std::vector<Refusal> refusals() {
     elsewhere.gpus = {{"GPU-0", "GPU-1"}};
     model::WakeRequest of_nobody;
     of_nobody.tags = {"nobody"};
-    auto in_order = wake_request();
-    in_order.order = {"weights"};
     return {
         {"ask whether it may sleep", ErrorCode::inhibited, sleep([](auto&) {}),
          [](auto& its) { its.inhibitors.add(); }, [](auto& its) { CHECK(its.inhibitors.remove()); }},
@@ -268,7 +266,6 @@ std::vector<Refusal> refusals() {
          sleep([](auto& request) { request.store = model::Store::file; })},
         {"look how it sleeps", ErrorCode::invalid_argument, elsewhere},
         {"look how it sleeps", ErrorCode::unknown_tag, of_nobody},
-        {"wait for other operations", ErrorCode::invalid_argument, in_order},
     };
 }
 

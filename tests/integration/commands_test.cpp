@@ -93,34 +93,6 @@ TEST_CASE("Commands: at a terminal, who would drop what is not refillable is ask
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Commands: an order wakes one tag after another, then the rest, in one report", "[commands]") {
-    Host host;
-    for (const auto* tag : {"weights", "kv_cache", "lora"}) host.tell(fmt::format("alloc {} 4194304 0", tag));
-    host.tell("callback count 0");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    host.tell("fail cuMemCreate 2 999");
-    check_ended(host.command("gpu-wake", {"--order", "kv_cache,weights"}), 7,
-                mentions("woken before: kv_cache"));
-    const auto now = host.command("gpu-ps", {"--json"});
-    CHECK(now.tag("kv_cache", "state") == "awake");
-    CHECK(now.tag("weights", "state") == "asleep");
-    CHECK(now.tag("lora", "state") == "asleep");
-    CHECK(host.tell("check 1") == "intact");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-
-    CHECK(host.command("gpu-wake", {"--order", "nothing"}).status == 2);
-    CHECK(host.command("gpu-wake", {"--tags", "lora", "--order", "weights"}).status == 2);
-    CHECK(host.state() == "asleep");
-    host.tell("callback count 0"); // from none again
-    const auto woken = host.command("gpu-wake", {"--order", "weights,kv_cache", "--json"});
-    CHECK(woken.status == 0);
-    CHECK(woken.json("/processes/0/report/devices/0/kept_bytes") == std::to_string(12 << 20));
-    CHECK(woken.json("/processes/0/report/devices/1/kept_bytes") == "none");
-    CHECK_THAT(host.tell("calls"), mentions("0 3 ")); // the program hears of each part
-    CHECK(host.state() == "awake");
-    CHECK(host.tell("check_all") == "intact");
-}
-
 TEST_CASE("Commands: a process is found by its program's name, if it is the only one", "[quick][commands]") {
     const Scratch scratch;
     const auto program = scratch.file("gpu-sleep-test-" + std::to_string(::getpid()));

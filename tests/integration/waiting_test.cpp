@@ -80,20 +80,6 @@ TEST_CASE("Waiting: every request goes past a wake that waits for GPU memory", "
     CHECK(process.host.tell("check 2") == "intact");
 }
 
-TEST_CASE("Waiting: what comes first in an order is awake while the rest waits for GPU memory",
-          "[quick][threads][waiting]") {
-    Short process;
-    auto waiting = process.host.start("gpu-wake", {"--order", "small", "--wait", "60s"});
-    REQUIRE(process.shows());
-    const auto json = process.host.command("gpu-ps", {"--json"});
-    CHECK(json.tag("small", "state") == "awake");
-    CHECK(json.tag("weights", "state") == "asleep");
-    CHECK(process.host.tell("check 1") == "intact");
-    process.make_room();
-    CHECK(waiting.finish().status == 0);
-    CHECK(process.host.tell("check_all") == "intact");
-}
-
 TEST_CASE("Waiting: gpu-ps tells what waits, for how long and why, until its command is gone", "[waiting]") {
     Short process;
     {

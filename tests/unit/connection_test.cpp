@@ -17,8 +17,8 @@ TEST_CASE("Connection: what a command waits for is told however far behind it is
     auto connection = Connection::adopt(UniqueFd(ends[0]));
     REQUIRE(connection);
     for (int i = 0; i < 60; ++i) // as often as what is held changes
-        REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, {}, 1}));
-    REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, {}, 2}));
+        REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, 1}));
+    REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, 2}));
     REQUIRE((*connection)->tell({Progress::Phase::transfer, 1, 2}));
     REQUIRE((*connection)->tell({Progress::Phase::ready, 0, 0}));
     (*connection)->answer(model::Failure{make_error(ErrorCode::cancelled, "over"), model::State::awake});

@@ -249,49 +249,6 @@ TEST_CASE("Plan: tags limit a request, unknown and contradictory ones are refuse
     CHECK(plan_wake(ledger, wake_request)->devices.empty());
 }
 
-TEST_CASE("Plan: a wake with an order is one for each tag of it, and one for the rest", "[plan]") {
-    ledger::Ledger ledger;
-    for (std::uint64_t i = 1; const auto* name : {"weights", "kv_cache", "lora"})
-        add(ledger, i++ * k_unit, name);
-    using Names = std::vector<std::string>;
-    const auto parts = [&](Names tags, Names order, bool dry_run = false) {
-        model::WakeRequest request;
-        request.tags = std::move(tags);
-        request.order = std::move(order);
-        request.dry_run = dry_run;
-        request.wait = Milliseconds(7);
-        const auto all = sleep::parts_of(ledger, request);
-        REQUIRE(all);
-        std::vector<Names> wakes;
-        for (const auto& part : *all) {
-            CHECK(part.wait == Milliseconds(7));
-            CHECK((part.order.empty() || part.order == part.tags));
-            wakes.push_back(part.tags);
-            if (!part.order.empty()) wakes.back().emplace_back("first");
-        }
-        return wakes;
-    };
-    using Wakes = std::vector<Names>;
-    CHECK(parts({}, {}) == Wakes{{}});
-    CHECK(parts({"lora"}, {}) == Wakes{{"lora"}});
-    CHECK(parts({}, {"weights"}) == Wakes{{"weights", "first"}, {}});
-    CHECK(parts({}, {"kv_cache", "weights"}) == Wakes{{"kv_cache", "first"}, {"weights", "first"}, {}});
-    CHECK(parts({"lora", "weights"}, {"weights"}) == Wakes{{"weights", "first"}, {"lora"}});
-    CHECK(parts({"lora"}, {"lora"}) == Wakes{{"lora", "first"}});
-    CHECK(parts({"lora", "weights"}, {"weights"}, true) == Wakes{{"lora", "weights"}});
-
-    model::WakeRequest request;
-    request.order = {"cache"};
-    CHECK(sleep::parts_of(ledger, request).error().code == ErrorCode::unknown_tag);
-    request.order = {"lora"};
-    request.tags = {"weights"};
-    CHECK(sleep::parts_of(ledger, request).error().code == ErrorCode::invalid_argument);
-    request.tags = {"cache", "lora"};
-    CHECK(sleep::parts_of(ledger, request).error().code == ErrorCode::unknown_tag);
-    request.ignore_unknown_tags = true;
-    CHECK(sleep::parts_of(ledger, request)->size() == 2);
-}
-
 TEST_CASE("Plan: what is dropped without a declared refill is named, or refused", "[plan]") {
     ledger::Ledger ledger;
     add(ledger, k_unit, "weights");

@@ -161,7 +161,6 @@ WakeRequest wake_to_send() {
     return {{true, Milliseconds(0x0506), true},
             {"w"},
             Milliseconds(0x0708),
-            {"o"},
             true,
             Milliseconds(0x0b0c),
             true,
@@ -170,7 +169,7 @@ WakeRequest wake_to_send() {
 }
 
 Progress progress_to_send() {
-    return {Progress::Phase::drained, 0x71, 0x72, "t", 0x73};
+    return {Progress::Phase::drained, 0x71, 0x72, 0x73};
 }
 
 Failure failure_to_send() {
@@ -245,7 +244,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                       "018005000000010000007702800100000001"
                       "038008000000060500000000000004800100000001"
                       "0500080000000807000000000000"
-                      "068005000000010000006f07800100000001"
+                      "07800100000001"
                       "0880080000000c0b00000000000009800100000001"
                       "0a80120000000e0000000180010000006602800100000074"
                       "4880080000000f0e000000000000520001000000015a000100000001");
@@ -277,7 +276,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
 TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
     check_bytes(progress_to_send(), "10:"
                                     "018001000000070200080000007100000000000000"
-                                    "030008000000720000000000000004000100000074"
+                                    "0300080000007200000000000000"
                                     "0500080000007300000000000000");
     check_bytes(failure_to_send(), "12:"
                                    "010035000000010002000000170002000400000066756c6c"

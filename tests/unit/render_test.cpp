@@ -482,7 +482,6 @@ TEST_CASE("Progress: the line shows how much of it is done", "[render]") {
     CHECK(progress_line({Phase::transfer, 10 * k_gib, 40 * k_gib}) ==
           "copying [#######-----------------------]  25%  10.0 GiB of 40.0 GiB");
     CHECK(progress_line({Phase::drain, 0, 0}) == "waiting for the GPU's work");
-    CHECK(progress_line({Phase::drain, 0, 0, "kv_cache"}) == "kv_cache: waiting for the GPU's work");
     CHECK(progress_line({Phase::verify, 2, 1}).find("100%") != std::string::npos);
 }
 

@@ -32,7 +32,7 @@ struct Scene {
         : together(members, is_sleep, now + limit) {}
 
     void say(std::size_t member, Phase phase, std::uint64_t held = 0) {
-        together.hear(member, {phase, heard[member], 0, {}, held}, now);
+        together.hear(member, {phase, heard[member], 0, held}, now);
     }
     /// All are asked, and have begun to drain.
     static Scene begun(std::size_t members, bool is_sleep = true, Milliseconds limit = k_long) {
