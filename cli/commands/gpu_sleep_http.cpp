@@ -99,10 +99,8 @@ int run(ServeOptions& options) {
     const bool is_unix = door.address->is_unix();
     const auto owner =
         http::known_owner(::geteuid(), overflow_uid(), read_small_file("/proc/self/uid_map").value_or(""));
-    const auto user_of = is_unix ? http::user_by_tables : http::way_to_users(door.address->endpoint);
-    const auto server =
-        http::serve(*std::move(listener), http::Admission(is_unix, owner, std::move(door.token), user_of),
-                    std::move(backend));
+    const auto server = http::serve(
+        *std::move(listener), http::Admission(is_unix, owner, std::move(door.token)), std::move(backend));
     if (!server) return fail(server.error());
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
     await_end(signals, *process);

@@ -5,8 +5,6 @@
 
 #include "cli/http/admission.hpp"
 
-#include "base/files.hpp"
-
 #include <fmt/format.h>
 
 #include <linux/inet_diag.h>
@@ -20,19 +18,6 @@
 namespace gpu_sleep::cli::http {
 namespace {
 
-/// As the kernel's tables have it: words of 32 bits in the machine's order.
-std::string in_table(const Endpoint& endpoint, bool is_v6) {
-    std::string text;
-    const auto& bytes = endpoint.ip.bytes;
-    for (std::size_t i = is_v6 ? 0 : bytes.size() - sizeof(std::uint32_t); i < bytes.size();
-         i += sizeof(std::uint32_t)) {
-        std::uint32_t word = 0;
-        std::memcpy(&word, bytes.data() + i, sizeof(word));
-        text += fmt::format("{:08X}", word);
-    }
-    return text + fmt::format(":{:04X}", endpoint.port);
-}
-
 std::string machine_name() {
     std::array<char, 256> name{};
     return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
@@ -44,7 +29,7 @@ bool is_same(std::string_view a, std::string_view b) noexcept {
     return a.size() == b.size() && ::strncasecmp(a.data(), b.data(), a.size()) == 0;
 }
 
-std::optional<uid_t> user_by_diagnosis(const Ends& ends) {
+std::optional<uid_t> user_of(const Ends& ends) {
     const UniqueFd diagnosis(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
     struct {
         nlmsghdr header{};
@@ -81,37 +66,6 @@ std::optional<uid_t> user_by_diagnosis(const Ends& ends) {
     return reply.found.idiag_uid;
 }
 
-std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v6) {
-    // The client's socket has the client's address first.
-    const auto addresses = fmt::format(" {} {} ", in_table(ends.client, is_v6), in_table(ends.door, is_v6));
-    const auto found = table.find(addresses);
-    if (found == std::string_view::npos) return std::nullopt;
-    const auto rest = table.substr(found + addresses.size());
-    std::istringstream words{std::string(rest.substr(0, rest.find('\n')))};
-    std::string state, queues, timer, resent, timeout;
-    uid_t user = 0;
-    std::uint64_t inode = 0;
-    words >> state >> queues >> timer >> resent >> user >> timeout >> inode;
-    // A socket that its process has closed is nobody's, and the kernel calls that root's.
-    if (!words || inode == 0) return std::nullopt;
-    return user;
-}
-
-std::optional<uid_t> user_by_tables(const Ends& ends) {
-    for (const bool is_v6 : {false, true}) {
-        if (!is_v6 && !ends.client.ip.is_v4()) continue;
-        const auto table = read_small_file(is_v6 ? "/proc/net/tcp6" : "/proc/net/tcp");
-        if (!table) continue;
-        if (const auto user = user_in(*table, ends, is_v6)) return user;
-    }
-    return std::nullopt;
-}
-
-UserOf way_to_users(const Endpoint& listening) {
-    const Endpoint nobody{listening.ip, 0};
-    return user_by_diagnosis({listening, nobody}) ? user_by_diagnosis : user_by_tables;
-}
-
 std::optional<uid_t> known_owner(uid_t user, uid_t overflow, std::string_view map) {
     std::istringstream words{std::string(map)};
     std::uint64_t inside = 1, outside = 1, count = 0;
@@ -139,7 +93,7 @@ bool is_own_host(std::string_view host) {
 bool Admission::knows(const Ends& ends) const {
     if (is_unix_) return true;
     if (!ends.client.ip.is_loopback()) return false;
-    const auto user = user_of_(ends);
+    const auto user = user_of(ends);
     return user && (user == owner_ || *user == 0);
 }
 

@@ -33,26 +33,12 @@ struct Ends {
 };
 
 /// Which user's process has the other end of a connection within this machine; nothing where none is found
-/// that is still open. Thread-safe.
-using UserOf = std::optional<uid_t> (*)(const Ends& ends);
-
-/// The kernel is asked for that very connection. Sources: sock_diag(7), linux/inet_diag.h.
-[[nodiscard]] std::optional<uid_t> user_by_diagnosis(const Ends& ends);
-
-/// It is looked for among all, which takes milliseconds where there are many. Source: proc_pid_net(5),
-/// /proc/net/tcp and tcp6.
-[[nodiscard]] std::optional<uid_t> user_by_tables(const Ends& ends);
-
-/// By diagnosis, if that finds the door's own listener; else by the tables. A kernel without it answers as if
-/// there were no such socket.
-[[nodiscard]] UserOf way_to_users(const Endpoint& listening);
-
+/// that is still open, or where the kernel was built without that answer. Thread-safe. Sources: sock_diag(7),
+/// linux/inet_diag.h.
+[[nodiscard]] std::optional<uid_t> user_of(const Ends& ends);
 /// `user`, unless callers whom a namespace does not know have the same id, which is `overflow`. `map` is that
 /// of the namespace. Source: user_namespaces(7).
 [[nodiscard]] std::optional<uid_t> known_owner(uid_t user, uid_t overflow, std::string_view map);
-
-/// As user_by_tables(), out of one of them.
-[[nodiscard]] std::optional<uid_t> user_in(std::string_view table, const Ends& ends, bool is_v6);
 
 /// Takes as long whatever `given` is, but for its length.
 [[nodiscard]] bool is_same_secret(std::string_view secret, std::string_view given) noexcept;
@@ -67,8 +53,8 @@ using UserOf = std::optional<uid_t> (*)(const Ends& ends);
 /// Decides on requests. Immutable; thread-safe.
 class Admission {
 public:
-    Admission(bool is_unix, std::optional<uid_t> owner, std::string token, UserOf user_of)
-        : is_unix_(is_unix), owner_(owner), token_(std::move(token)), user_of_(user_of) {}
+    Admission(bool is_unix, std::optional<uid_t> owner, std::string token)
+        : is_unix_(is_unix), owner_(owner), token_(std::move(token)) {}
 
     /// Whether the other end of a connection is one of those that need no token; to be asked once.
     [[nodiscard]] bool knows(const Ends& ends) const;
@@ -79,7 +65,6 @@ private:
     bool is_unix_;
     std::optional<uid_t> owner_; ///< nothing: none is told from others
     std::string token_;          ///< empty for none
-    UserOf user_of_;
 };
 
 /// A connection. Only its thread, the library's, uses what is not said to be shared.

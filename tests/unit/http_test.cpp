@@ -47,16 +47,6 @@ std::string wish_error(std::string_view path, const Query& query, std::string_vi
     return wish ? "none" : std::string(traits(wish.error().code).name);
 }
 
-constexpr std::string_view k_tcp =
-    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-    "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 71 1\n"
-    "   1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 72 1\n"
-    "   2: 0100007F:D431 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 73 1\n"
-    "   3: 0100007F:D432 0100007F:1F90 04 00000000:00000000 00:00000000 00000000     0        0 0 1\n";
-constexpr std::string_view k_tcp6 =
-    "   0: 0000000000000000FFFF00000100007F:D433 0000000000000000FFFF00000100007F:1F90 01 00000000:00000000 "
-    "00:00000000 00000000  1002        0 74 1\n";
-
 } // namespace
 
 TEST_CASE("Addresses: a port, a socket, an address and a port, and nothing else", "[http]") {
@@ -82,19 +72,6 @@ TEST_CASE("Addresses: a port, a socket, an address and a port, and nothing else"
     CHECK_FALSE(parse_address("[::]:1")->is_local());
 }
 
-TEST_CASE("Callers: the user of the other end is looked up, and a closed socket is nobody's", "[http]") {
-    const auto loopback = *parse_ip("127.0.0.1");
-    const Endpoint door{loopback, 0x1F90};
-    const auto user = [&](std::uint16_t port, std::string_view table, bool is_v6) {
-        return user_in(table, {{loopback, port}, door}, is_v6);
-    };
-    CHECK(user(0xD431, k_tcp, false) == 1001U);
-    CHECK(user(0xD432, k_tcp, false) == std::nullopt); // the table says 0, which is root
-    CHECK(user(0xD433, k_tcp, false) == std::nullopt);
-    CHECK(user(0xD433, k_tcp6, true) == 1002U);
-    CHECK(user(0xD431, "", false) == std::nullopt);
-}
-
 TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed", "[http]") {
     const bool is_bound = GENERATE(false, true); // to the device
     for (const auto* text : {"127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"}) {
@@ -114,15 +91,13 @@ TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed",
         const auto door = endpoint_of(its);
         REQUIRE(::getsockname(client.get(), its, &size) == 0);
         const Ends ends{endpoint_of(its), door};
-        CHECK(way_to_users(address.endpoint) == user_by_diagnosis);
-        CHECK(way_to_users(ends.client) == user_by_tables); // where nobody listens
-        for (const auto user_of : {user_by_diagnosis, user_by_tables}) {
-            CHECK(user_of(ends) == ::geteuid());
-            CHECK(user_of({ends.door, ends.client}) == std::nullopt);       // nobody has accepted it
-            CHECK(user_of({ends.door, {ends.door.ip, 9}}) == std::nullopt); // what listens is no client
-        }
+        CHECK(user_of(ends) == ::geteuid());
+        CHECK(Admission(false, ::geteuid(), "").knows(ends) == ends.client.ip.is_loopback());
+        CHECK(Admission(false, std::nullopt, "").knows(ends) == (::geteuid() == 0));
+        CHECK(user_of({ends.door, ends.client}) == std::nullopt);       // nobody has accepted it
+        CHECK(user_of({ends.door, {ends.door.ip, 9}}) == std::nullopt); // what listens is no client
         client.reset();
-        for (const auto user_of : {user_by_diagnosis, user_by_tables}) CHECK(user_of(ends) == std::nullopt);
+        CHECK(user_of(ends) == std::nullopt);
     }
 }
 
@@ -135,18 +110,13 @@ TEST_CASE("Callers: where all users whom a namespace does not know have the owne
     CHECK(known_owner(k_nobody, k_nobody, k_one) == std::nullopt);
     CHECK(known_owner(k_nobody, k_nobody, "") == std::nullopt);
     CHECK(known_owner(1000, k_nobody, k_one) == 1000U);
-    const auto nobody = [](const Ends&) { return std::optional(k_nobody); };
-    const Ends ends{{*parse_ip("127.0.0.1"), 1}, {*parse_ip("127.0.0.1"), 2}};
-    CHECK(Admission(false, k_nobody, "", nobody).knows(ends));
-    CHECK_FALSE(Admission(false, std::nullopt, "", nobody).knows(ends));
 }
 
 TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") {
     const std::string secret = "0123456789abcdef";
     const std::string bearer = "Bearer " + secret;
     const std::string other = "bearer 0123456789abcdeX";
-    const Admission with_token(false, 1000, secret, user_by_tables), without(false, 1000, "", user_by_tables),
-        local(true, 0, "", user_by_tables);
+    const Admission with_token(false, 1000, secret), without(false, 1000, ""), local(true, 0, "");
     const auto status = [](const Admission& admission, bool is_known, const Headers& headers) {
         const auto refused = admission.check(is_known, headers);
         return refused ? refused->status : k_ok;
@@ -171,7 +141,7 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     CHECK(status(with_token, false, {"door.example", bearer, true}) == k_forbidden);
     CHECK(status(local, true, {"any", "", false}) == k_ok);
     CHECK(status(local, true, {"any", "", true}) == k_forbidden);
-    CHECK_FALSE(Admission(false, 0, "", user_by_tables).knows({{*parse_ip("10.9.9.9"), 1}, {}}));
+    CHECK_FALSE(Admission(false, 0, "").knows({{*parse_ip("10.9.9.9"), 1}, {}}));
     for (const auto* text : {"", "0123456789abcde", "0123456789abcdeff", "0123456789abcdeF"})
         CHECK_FALSE(is_same_secret(secret, text));
     CHECK_FALSE(is_same_secret("", ""));
