@@ -209,14 +209,12 @@ void Endpoint::add_to_history(std::string_view lines) {
     [[maybe_unused]] const auto written = ::write(file->get(), lines.data(), lines.size());
 }
 
-void Endpoint::note_change(bool is_other_state, std::string_view report) {
+void Endpoint::publish(std::string_view report) {
     UniqueFd directory;
     std::string name;
     {
         const MutexLock lock(mutex_);
-        const timespec times[] = {{0, UTIME_OMIT}, {std::time(nullptr), 0}};
         if (!directory_.is_held()) return;
-        if (is_other_state) ::utimensat(directory_.get(), name_.c_str(), times, AT_SYMLINK_NOFOLLOW);
         ::unlinkat(directory_.get(), state_name_.c_str(), 0); // none is better than an old one, if this fails
         directory.reset(::fcntl(directory_.get(), F_DUPFD_CLOEXEC, k_first_own_number));
         name = state_name_;

@@ -35,10 +35,8 @@ public:
     }
 
     /// For commands that get no answer: writes `report` to the file beside the socket, where they find all or
-    /// none of it. If the state is another, the time of modification of the socket's file says since when: in
-    /// whole seconds, which tells it from the time at which the socket was made. Errors are ignored.
-    /// Thread-safe. May throw for want of memory.
-    void note_change(bool is_other_state, std::string_view report);
+    /// none of it. Errors are ignored. Thread-safe. May throw for want of memory.
+    void publish(std::string_view report);
 
     /// Appends whole lines to the user's history, beside the socket; one that is full becomes the old one.
     /// Errors are ignored. May throw for want of memory.
@@ -72,7 +70,7 @@ private:
 
     HeldFile socket_;
     HeldFile spare_; ///< the same socket once more: who waits at the gate may hold all other descriptors
-    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< of the next three, for note_change()
+    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost); ///< of the next three, for publish()
     HeldFile directory_;                                          ///< the socket's
     std::string name_;                                            ///< of the socket in it
     std::string state_name_;                                      ///< of the file beside it

@@ -175,14 +175,13 @@ void Server::operate(RequestQueue::Place& place) {
 
 void Server::show_state(bool may_have_changed) noexcept {
     const auto* const name = operations_.work_thread_name();
-    const bool is_other = name != std::exchange(work_thread_name_, name);
-    if (!is_other && !may_have_changed) return;
+    if (name == std::exchange(work_thread_name_, name) && !may_have_changed) return;
     ignoring_errors([&] { // a filter might end the process for it
         if (has_call_filter()) return;
         ::pthread_setname_np(::pthread_self(), name);
         const auto report = protocol::encode_what_fits(status());
         if (!report) return;
-        endpoint_.note_change(is_other, {reinterpret_cast<const char*>(report->data()), report->size()});
+        endpoint_.publish({reinterpret_cast<const char*>(report->data()), report->size()});
     });
 }
 

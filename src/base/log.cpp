@@ -174,31 +174,10 @@ std::vector<std::string> recent_steps() {
 } // namespace gpu_sleep::log
 
 namespace gpu_sleep::journal {
-namespace {
-
-constexpr std::size_t k_byte_bits = 8;
-
-/// Little endian.
-void append_size(std::string& entry, std::uint64_t size) {
-    for (std::size_t i = 0; i < sizeof(size); ++i)
-        entry += static_cast<char>(size >> (k_byte_bits * i) & 0xFFU);
-}
-
-} // namespace
 
 std::string encode(std::span<const Field> fields) {
     std::string entry;
-    for (const auto& [name, value] : fields) {
-        entry += name;
-        if (value.find('\n') == std::string_view::npos) {
-            entry += '=';
-        } else { // its length says where it ends
-            entry += '\n';
-            append_size(entry, value.size());
-        }
-        entry += value;
-        entry += '\n';
-    }
+    for (const auto& [name, value] : fields) entry += fmt::format("{}={}\n", name, printable(value));
     return entry;
 }
 

@@ -91,7 +91,7 @@ struct Field {
     std::string_view value;
 };
 
-/// The datagram of an entry. Source: systemd, Native Journal Protocol.
+/// The datagram of an entry, with values made printable(). Source: systemd, Native Journal Protocol.
 [[nodiscard]] std::string encode(std::span<const Field> fields);
 
 /// Sends an entry to the journal that listens on `socket`. Nothing waits: an entry that is not taken at once,

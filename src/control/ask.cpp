@@ -79,16 +79,29 @@ std::string_view last_state(const ProcFs& proc, const Process& process) {
     return name == k_work_thread_deep ? "deeply asleep" : "";
 }
 
-/// How long it has been so, which the time of its socket's file says; nothing where that is not known, as of
-/// one that was awake all the time.
-std::optional<std::time_t> seconds_in_state(Finder& finder, const Process& process) {
+/// A report, and how many seconds old it is.
+struct Published {
+    model::Report report;
+    double age = 0;
+};
+
+/// What a stopped process that was left in `state` has written of itself, with the time since then added to
+/// that in its state; nothing where that is not whole, not its own or says something else.
+std::optional<Published> published(Finder& finder, const Process& process, std::string_view state) {
+    constexpr std::size_t k_most = std::size_t{2} << 20; // more than a frame has
     const auto socket = finder.socket_of(process);
-    struct stat file = {};
-    if (!socket ||
-        ::fstatat(socket->directory.get(), socket->name.c_str(), &file, AT_SYMLINK_NOFOLLOW) != 0 ||
-        file.st_mtim.tv_nsec != 0) // the agent sets whole seconds
-        return std::nullopt;
-    return std::max<std::time_t>(1, std::time(nullptr) - file.st_mtim.tv_sec);
+    if (state.empty() || !socket) return {};
+    const auto file = open_file(socket->directory.get(), (socket->name + k_state_suffix).c_str(),
+                                O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat its = {};
+    if (::fstat(file.get(), &its) != 0 || !S_ISREG(its.st_mode) || its.st_uid != process.uid) return {};
+    const auto text = read_open_file(file.get(), k_most);
+    auto report = text ? client::report_in(*text) : std::nullopt;
+    const bool is_awake = report && report->state == model::State::awake;
+    if (!report || report->pid != process.inner_pid || is_awake != (state == "awake")) return {};
+    const auto age = static_cast<double>(std::max<std::time_t>(0, std::time(nullptr) - its.st_mtime));
+    report->state_seconds += age;
+    return Published{*std::move(report), age};
 }
 
 /// Why `process` did not answer: it has ended, it runs another program, or `failure`.
@@ -103,28 +116,17 @@ Error explain(Finder& finder, const Process& process, const Error& failure) {
 } // namespace
 
 void use_published(Finder& finder, Outcome& outcome) {
-    constexpr std::size_t k_most = std::size_t{2} << 20; // more than a frame has
     const auto& process = outcome.process;
     if (std::string_view(silence(outcome)) != "stopped") return;
-    const auto state = last_state(finder.proc(), process);
-    const auto socket = finder.socket_of(process);
-    if (state.empty() || !socket) return;
-    const auto file = open_file(socket->directory.get(), (socket->name + k_state_suffix).c_str(),
-                                O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    struct stat its = {};
-    if (::fstat(file.get(), &its) != 0 || !S_ISREG(its.st_mode) || its.st_uid != process.uid) return;
-    const auto text = read_open_file(file.get(), k_most);
-    auto report = text ? client::report_in(*text) : std::nullopt;
-    const bool is_awake = report && report->state == model::State::awake;
-    if (!report || report->pid != process.inner_pid || is_awake != (state == "awake")) return;
-    const auto age = static_cast<double>(std::max<std::time_t>(0, std::time(nullptr) - its.st_mtime));
-    report->state_seconds += age;
-    report->idle_seconds.reset();
-    report->notes.insert(report->notes.begin(),
-                         fmt::format("it is stopped; this was its state {} ago; to resume it: {}",
-                                     format_seconds(age), finder.proc().how_to_go_on(process)));
+    auto its = published(finder, process, last_state(finder.proc(), process));
+    if (!its) return;
+    auto& [report, age] = *its;
+    report.idle_seconds.reset();
+    report.notes.insert(report.notes.begin(),
+                        fmt::format("it is stopped; this was its state {} ago; to resume it: {}",
+                                    format_seconds(age), finder.proc().how_to_go_on(process)));
     outcome.stopped_report_seconds = age;
-    outcome.answer = *std::move(report);
+    outcome.answer = std::move(report);
 }
 
 bool Targets::contains(const Process& process) const noexcept {
@@ -137,10 +139,8 @@ Error with_last_state(Finder& finder, const Process& process, Error failure) {
         failure.code == ErrorCode::stopped ? last_state(finder.proc(), process) : std::string_view();
     if (state.empty()) return failure;
     failure.message += fmt::format("; last known state: {}", state);
-    if (const auto seconds = seconds_in_state(finder, process))
-        failure.message +=
-            fmt::format(", for {} so far", *seconds < 60 ? fmt::format("{} s", *seconds)
-                                                         : format_seconds(static_cast<double>(*seconds)));
+    if (const auto its = published(finder, process, state))
+        failure.message += fmt::format(", for {} so far", format_seconds(its->report.state_seconds));
     return failure;
 }
 
