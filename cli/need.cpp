@@ -20,16 +20,6 @@ namespace {
 
 constexpr const char* k_program = "gpu-reclaim";
 
-/// "1.5 GB (1.40 GiB)" of a size that was given in powers of ten.
-std::string words_for(Bytes bytes) {
-    constexpr Bytes k_megabyte = 1'000'000;
-    if (bytes == 0 || bytes % k_megabyte != 0 || bytes % k_mib == 0) return format_bytes(bytes);
-    const auto megabytes = static_cast<double>(bytes) / static_cast<double>(k_megabyte);
-    const bool is_large = megabytes >= 1'000;
-    return fmt::format("{:.12g} {} ({})", is_large ? megabytes / 1'000 : megabytes, is_large ? "GB" : "MB",
-                       format_bytes(bytes));
-}
-
 /// Has the wait for `need` be explained on standard error, once it has taken a moment.
 void say_once(const std::string& program, control::Need& need) {
     need.waits = [program, bytes = need.bytes, since = Clock::now(), is_told = false](
@@ -37,7 +27,7 @@ void say_once(const std::string& program, control::Need& need) {
         if (is_told || Clock::now() - since < control::k_silence) return;
         is_told = true;
         print_error(fmt::format("{}: waits at most {} for {} on GPU {}: {}\n", program, seconds_until(until),
-                                words_for(bytes), gpu.index, printable(why)));
+                                format_bytes(bytes), gpu.index, printable(why)));
     };
 }
 
@@ -65,7 +55,7 @@ int print_errors(const std::string& program, const control::Need& need, const co
     const bool is_too_little = done.error->code == ErrorCode::out_of_device_memory;
     const auto purpose =
         fmt::format("{} {} on GPU {}", is_too_little ? "free" : "find out whether there is room for",
-                    words_for(need.bytes), done.room.gpu.index);
+                    format_bytes(need.bytes), done.room.gpu.index);
     if (need.bytes > done.room.gpu.total) {
         print_error(fmt::format("{}: cannot {}: {}; ask for less\n", program, purpose, done.error->message));
     } else if (done.wait.value_or(0) > 0) {

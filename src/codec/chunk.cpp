@@ -139,18 +139,8 @@ std::size_t join_4(std::size_t count, const std::byte* const* planes, std::byte*
 
 #else
 
-std::size_t split_2(std::size_t, const std::byte*, std::byte*) noexcept {
-    return 0;
-}
-std::size_t join_2(std::size_t, const std::byte* const*, std::byte*) noexcept {
-    return 0;
-}
-std::size_t split_4(std::size_t, const std::byte*, std::byte*) noexcept {
-    return 0;
-}
-std::size_t join_4(std::size_t, const std::byte* const*, std::byte*) noexcept {
-    return 0;
-}
+constexpr auto none = [](auto&&...) noexcept -> std::size_t { return 0; };
+constexpr auto split_2 = none, split_4 = none, join_2 = none, join_4 = none;
 
 #endif
 

