@@ -112,6 +112,16 @@ std::string missing_word(const CLI::App& app) {
     return "a subcommand is missing: " + listed(subcommands_of(app));
 }
 
+std::string excluded_option(const CLI::App& app) {
+    for (const auto* each : all_of(app))
+        for (const auto* option : each->get_options())
+            for (const auto* other : option->get_excludes())
+                if (option->count() > 0 && other->count() > 0)
+                    return fmt::format("{} and {} cannot be used together", option->get_name(),
+                                       other->get_name());
+    return {};
+}
+
 std::string repeated_option(const CLI::App& app) {
     for (const auto* each : all_of(app))
         for (const auto* option : each->get_options())
@@ -123,6 +133,7 @@ std::string repeated_option(const CLI::App& app) {
 std::string words_for(const CLI::App& app, const CLI::Error& error) {
     std::string words;
     if (dynamic_cast<const CLI::ArgumentMismatch*>(&error)) words = repeated_option(app);
+    if (dynamic_cast<const CLI::ExcludesError*>(&error)) words = excluded_option(app);
     if (dynamic_cast<const CLI::ExtrasError*>(&error)) words = unwanted_word(app);
     if (dynamic_cast<const CLI::RequiredError*>(&error)) {
         words = unwanted_word(app);

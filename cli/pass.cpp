@@ -52,11 +52,11 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
         status = traits(failure->code).exit_status;
     }
     const auto* const error = failure ? &*failure : errors.empty() ? nullptr : &errors.front();
-    if (options.output.json)
-        text = (error ? to_json(options.program, outcomes, *error, status)
-                      : to_json(options.program, outcomes)) +
-               '\n';
-    else if (is_told && text.empty() && status == exit_status::done)
+    if (options.output.json) {
+        auto value = document_of(options.program, outcomes, status);
+        if (error) value["error"] = error_value(options.program, *error);
+        text = written(value) + '\n';
+    } else if (is_told && text.empty() && status == exit_status::done)
         text = "nothing to do\n";
     else if (is_told)
         text += render_total(outcomes);

@@ -200,13 +200,6 @@ std::string to_json(std::string_view program, const std::vector<control::Outcome
 }
 
 std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
-                    const Error& error, int exit_status) {
-    auto value = document_of(program, outcomes, exit_status);
-    value["error"] = error_value(program, error);
-    return written(value);
-}
-
-std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                     const control::GpuRoom& room, const std::optional<Error>& error) {
     auto value = document_of(program, outcomes, error ? traits(error->code).exit_status : exit_status::done);
     // After another error it is from before the sleeps.

@@ -28,10 +28,6 @@ inline constexpr int k_json_schema = 1;
 /// The document for a command that did nothing: the usage was wrong, or it found no process.
 [[nodiscard]] std::string to_json(std::string_view program, const Error& error, int indent = 2);
 
-/// The same, with an error that is no process's, and the status with which the command ends.
-[[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
-                                  const Error& error, int exit_status);
-
 /// The outcomes of those that were to sleep for it, the GPU, and why that was not enough if it was not.
 [[nodiscard]] std::string to_json(std::string_view program, const std::vector<control::Outcome>& outcomes,
                                   const control::GpuRoom& room, const std::optional<Error>& error);
