@@ -265,7 +265,7 @@ std::vector<Refusal> refusals() {
         {"look what is to sleep", ErrorCode::invalid_argument,
          sleep([](auto& request) { request.store = model::Store::file; })},
         {"look how it sleeps", ErrorCode::invalid_argument, elsewhere},
-        {"look how it sleeps", ErrorCode::unknown_tag, of_nobody},
+        {"look for GPU memory", ErrorCode::unknown_tag, of_nobody},
     };
 }
 
