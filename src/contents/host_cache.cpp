@@ -169,20 +169,19 @@ bool is_in_reach(const Place& place) {
     return is_pinned && arena.at(place.at) + place.bytes - 1 == arena.at(place.at + place.bytes - 1);
 }
 
-/// Whether the next leg of coded blocks goes straight. Waits for the first two once there is a third under
-/// way.
+/// Whether the next leg of coded blocks goes straight. Waits for those that are timed once there is another
+/// under way.
 Result<bool> goes_straight(Transfer& transfer) {
-    constexpr std::size_t k_under_way = 3;
     constexpr double k_enough = 0.8; // of the time; both are much the same at rest
     auto& ways = transfer.ways;
-    if (!ways.is_decided && ways.legs >= k_under_way) {
-        double seconds_a_byte[2];
+    if (!ways.is_decided && ways.legs > ways.tried.size()) {
+        double seconds_a_byte[3];
         for (std::size_t i = 0; i < ways.tried.size(); ++i) {
             const auto& leg = ways.tried[i];
             seconds_a_byte[i] = GPU_SLEEP_TRY(transfer.session.seconds_between(leg.begun, leg.ended)) /
                                 static_cast<double>(leg.bytes);
         }
-        ways.is_straight = seconds_a_byte[1] < k_enough * seconds_a_byte[0];
+        ways.is_straight = seconds_a_byte[1] < k_enough * std::min(seconds_a_byte[0], seconds_a_byte[2]);
         ways.is_decided = true;
     }
     return ways.can_go_straight && (ways.is_decided ? ways.is_straight : ways.legs == 1);
@@ -386,7 +385,7 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
         const auto set = [&](driver::DeviceSession::Point& point) {
             return is_straight ? transfer.session.set_coded(point) : transfer.session.set(point);
         };
-        if (!ways.is_decided) GPU_SLEEP_TRY(transfer.session.stay_behind(ways.tried.back().ended));
+        if (!ways.is_decided) GPU_SLEEP_TRY(transfer.session.stay_behind(ways.tried[1].ended));
         if (timed) GPU_SLEEP_TRY(set(timed->begun));
         GPU_SLEEP_TRY(give_through(transfer, through));
         GPU_SLEEP_TRY(give_straight(transfer, straight));

@@ -48,15 +48,15 @@ struct Halves {
 /// Which way coded blocks go to the device: copied to the scratch and decoded there, or decoded straight from
 /// host memory. Just after a large release by whatever process the driver clears what was released with the
 /// GPU's copy engines, and copies are half as fast (tests/bench/RESULTS.md); beside a program that computes
-/// all the time kernels are. So the first two legs try both; what is decoded while the next copies are under
-/// way does not count.
+/// all the time kernels are. So the first legs try both. What is decoded while the next copies are under way
+/// does not count, and copies are timed twice, for the first may wait for the host.
 struct Ways {
     struct Leg {
         driver::DeviceSession::Point begun;
         driver::DeviceSession::Point ended;
         Bytes bytes = 0;
     };
-    std::array<Leg, 2> tried{}; ///< copied, straight
+    std::array<Leg, 3> tried{}; ///< copied, straight, copied
     std::size_t legs = 0;
     bool can_go_straight = false; ///< the device reads pinned memory where it lies
     bool is_straight = false;
