@@ -375,24 +375,8 @@ std::vector<std::function<Result<void>()>> DeepLocker::steps(const Process& proc
             step([](const checkpoint::Steps& engine) { return engine.checkpoint(); })};
 }
 
-Result<void> take_step(const Process& process, DriverStep step, Milliseconds timeout,
-                       std::span<const GpuPair> pairs) {
-    const auto driver = GPU_SLEEP_TRY(driver::Checkpoint::load());
-    switch (step) {
-    case DriverStep::lock: return driver.lock(process.pid, timeout);
-    case DriverStep::checkpoint: return driver.checkpoint(process.pid);
-    case DriverStep::restore: GPU_SLEEP_TRY(driver.initialise()); return driver.restore(process.pid, pairs);
-    case DriverStep::unlock: break;
-    }
-    return driver.unlock(process.pid);
-}
-
-Result<int> restore_thread_by_driver(const Process& process) {
-    return GPU_SLEEP_TRY(driver::Checkpoint::load()).restore_thread(process.pid);
-}
-
-Result<checkpoint::State> state_by_driver(const Process& process, bool may_be_stopped) {
-    if (!may_be_stopped) GPU_SLEEP_TRY(check_not_stopped(process));
+Result<checkpoint::State> state_by_driver(const Process& process) {
+    GPU_SLEEP_TRY(check_not_stopped(process));
     auto loaded = GPU_SLEEP_TRY(Checkpoint::load());
     return loaded.state(process.pid);
 }

@@ -33,18 +33,8 @@ private:
     std::shared_future<Result<driver::Checkpoint>> loaded_;
 };
 
-/// What callers of NVIDIA's command ask for one by one.
-enum class DriverStep : std::uint8_t { lock, checkpoint, restore, unlock };
-
-/// Takes the step, and nothing besides. `timeout` is a lock's, `pairs` a restore's. Errors: as
-/// checkpoint::Driver.
-[[nodiscard]] Result<void> take_step(const Process& process, DriverStep step, Milliseconds timeout,
-                                     std::span<const GpuPair> pairs);
-/// The thread that restores the process. Errors: likewise.
-[[nodiscard]] Result<int> restore_thread_by_driver(const Process& process);
-
 /// How it stands; for a command that does not know whether the driver has to be asked at all. Errors: as
-/// driver::Checkpoint. Of a stopped process the driver's own thread may run, which answers.
-[[nodiscard]] Result<checkpoint::State> state_by_driver(const Process& process, bool may_be_stopped = false);
+/// driver::Checkpoint.
+[[nodiscard]] Result<checkpoint::State> state_by_driver(const Process& process);
 
 } // namespace gpu_sleep::control

@@ -201,14 +201,6 @@ SIM_ENTRY(apart, 12080) cuCheckpointProcessGetState(int pid, CUprocessState* sta
     });
 }
 
-SIM_ENTRY(apart, 12080) cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
-    if (!thread) return CUDA_ERROR_INVALID_VALUE;
-    return about(Entry::cuCheckpointProcessGetRestoreThreadId, pid, [&](SharedProcess&) {
-        *thread = pid;
-        return CUDA_SUCCESS;
-    });
-}
-
 // It is locked from the beginning on, and stays so if who locks it ends meanwhile.
 SIM_ENTRY(apart, 12080) cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* args) {
     return about(Entry::cuCheckpointProcessLock, pid, [&](SharedProcess& process) {
