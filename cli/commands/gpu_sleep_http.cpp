@@ -97,6 +97,12 @@ int run(ServeOptions& options) {
     auto listener = http::listen_on(*door.address);
     if (!listener) return fail(listener.error());
     const bool is_unix = door.address->is_unix();
+    const http::Ends itself{door.address->endpoint, {door.address->endpoint.ip, 0}};
+    if (!is_unix && door.token.empty() && !http::user_of(itself))
+        return fail(
+            make_error(ErrorCode::io_failed,
+                       "the kernel does not say which user calls, for it was built without inet_diag: "
+                       "use a token, or a Unix socket"));
     const auto owner =
         http::known_owner(::geteuid(), overflow_uid(), read_small_file("/proc/self/uid_map").value_or(""));
     const auto server = http::serve(

@@ -36,6 +36,7 @@ struct Ends {
 /// that is still open, or where the kernel was built without that answer. Thread-safe. Sources: sock_diag(7),
 /// linux/inet_diag.h.
 [[nodiscard]] std::optional<uid_t> user_of(const Ends& ends);
+
 /// `user`, unless callers whom a namespace does not know have the same id, which is `overflow`. `map` is that
 /// of the namespace. Source: user_namespaces(7).
 [[nodiscard]] std::optional<uid_t> known_owner(uid_t user, uid_t overflow, std::string_view map);

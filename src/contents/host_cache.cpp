@@ -106,7 +106,7 @@ Result<std::vector<Turn>> turns_of(Transfer& transfer, std::span<const Move> blo
 ReachTurn encoder(Transfer& transfer, const std::vector<Turn>& turns) {
     return [&transfer, &turns, reached = turns.size()](std::size_t turn) mutable -> Result<void> {
         if (std::exchange(reached, turn) == turn) return {};
-        auto& [free, full, next, copied] = transfer.halves;
+        auto& [free, full, straight, next, copied] = transfer.halves;
         if (copied) GPU_SLEEP_TRY(transfer.session.set(*copied));
         copied = nullptr;
         const auto& [copies, tasks, half] = turns[turn];
@@ -191,6 +191,7 @@ Result<bool> goes_straight(Transfer& transfer) {
 /// that it cannot read there.
 Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
     constexpr std::size_t k_at_once = 64; // little is lost where the asker withdraws
+    if (!blocks.empty()) GPU_SLEEP_TRY(transfer.session.set(transfer.halves.straight)); // zeros lie before it
     while (!blocks.empty()) {
         const auto some = blocks.first(std::min(k_at_once, blocks.size()));
         blocks = blocks.subspan(some.size());
@@ -216,9 +217,9 @@ Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
             GPU_SLEEP_TRY(transfer.session.copy_to_device(block.device.address, content, block.device.bytes));
             GPU_SLEEP_TRY(transfer.session.synchronize());
         }
-        GPU_SLEEP_TRY(
-            transfer.session.code(driver::BlockWork::decode, tasks.first(count), driver::CodedSide::host));
-        GPU_SLEEP_TRY(transfer.queued(bytes));
+        GPU_SLEEP_TRY(transfer.session.code(driver::BlockWork::decode, tasks.first(count),
+                                            driver::CodedSide::host, &transfer.halves.straight));
+        GPU_SLEEP_TRY(transfer.queued(bytes, true));
     }
     return {};
 }
@@ -368,20 +369,25 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
         straight.clear();
         through.clear();
         const bool has_scratch = transfer.coding.scratch.bytes != 0;
+        Bytes all = 0;
         Bytes in_reach = 0;
         auto& ways = transfer.ways;
         const auto leg = ways.is_decided ? blocks : blocks.first(std::min(k_leg, blocks.size()));
         blocks = blocks.subspan(leg.size());
-        for (const auto& block : leg)
+        for (const auto& block : leg) {
+            all += block.place.bytes;
             if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;
+        }
         constexpr Bytes k_worth_timing = 16 * k_mib;
-        const bool may_choose = has_scratch && in_reach >= k_worth_timing;
+        // Nearly all of what is timed goes either way.
+        const bool is_like = has_scratch && in_reach >= std::max(k_worth_timing, all / 10 * 9);
+        const bool may_choose = has_scratch && (is_like || ways.is_decided);
         const bool is_straight = may_choose && GPU_SLEEP_TRY(goes_straight(transfer));
         for (const auto& block : leg) {
             const bool goes = is_coded(block) && (!has_scratch || (is_straight && is_in_reach(block.place)));
             (goes ? straight : through).push_back(block);
         }
-        auto* const timed = may_choose && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
+        auto* const timed = is_like && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
         const auto set = [&](driver::DeviceSession::Point& point) {
             return is_straight ? transfer.session.set_coded(point) : transfer.session.set(point);
         };
@@ -393,7 +399,7 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
             GPU_SLEEP_TRY(set(timed->ended));
             timed->bytes = in_reach;
         }
-        if (may_choose) ++ways.legs;
+        if (is_like) ++ways.legs;
     }
     return {};
 }

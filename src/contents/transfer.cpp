@@ -14,8 +14,8 @@ Transfer::~Transfer() {
     if (staging) ignoring_errors([this] { static_cast<void>(session.synchronize()); });
 }
 
-Result<void> Transfer::queued(Bytes bytes) {
-    GPU_SLEEP_TRY(session.mark(bytes));
+Result<void> Transfer::queued(Bytes bytes, bool is_coded) {
+    GPU_SLEEP_TRY(session.mark(bytes, is_coded));
     return look();
 }
 

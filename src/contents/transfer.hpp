@@ -41,6 +41,7 @@ struct Halves {
     using Point = driver::DeviceSession::Point;
     std::array<Point, 2> free{}; ///< when a half can be filled anew
     std::array<Point, 2> full{}; ///< when it was filled
+    Point straight{};            ///< behind which blocks are decoded without it
     std::size_t next = 0;
     Point* copied = nullptr; ///< to be set once all copies of what was coded last are queued
 };
@@ -79,9 +80,9 @@ struct Transfer {
 
     /// Waits for copies that still use the staging.
     ~Transfer();
-    /// Notes that a copy of `bytes` was queued, and tells what has passed meanwhile. Does not wait. Errors:
-    /// cancelled, timed_out, driver_failed, context_lost.
-    [[nodiscard]] Result<void> queued(Bytes bytes);
+    /// Notes that a copy of `bytes` was queued, or decoding without one, and tells what has passed meanwhile.
+    /// Does not wait. Errors: cancelled, timed_out, driver_failed, context_lost.
+    [[nodiscard]] Result<void> queued(Bytes bytes, bool is_coded = false);
     /// Tells what has passed. Errors: as queued().
     [[nodiscard]] Result<void> look();
     /// Waits until all that was queued has passed. Errors: as queued().

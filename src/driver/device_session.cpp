@@ -259,7 +259,7 @@ Result<double> DeviceSession::seconds_between(const Point& from, const Point& to
     return milliseconds / 1e3;
 }
 
-Result<void> DeviceSession::mark(Bytes bytes) {
+Result<void> DeviceSession::mark(Bytes bytes, bool is_coded) {
     // Many small copies share a mark: an event costs more than they do.
     constexpr Bytes k_mark_bytes = 64 * k_mib;
     unmarked_ += bytes;
@@ -267,7 +267,8 @@ Result<void> DeviceSession::mark(Bytes bytes) {
     CUevent event = nullptr;
     GPU_SLEEP_DRIVER_TRY(api_, cuEventCreate, "cannot make an event", &event, CU_EVENT_DISABLE_TIMING);
     marks_.push_back({event, std::exchange(unmarked_, 0)});
-    GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", event, stream_);
+    GPU_SLEEP_DRIVER_TRY(api_, cuEventRecord, "cannot record an event", event,
+                         is_coded ? side_stream_ : stream_);
     return {};
 }
 

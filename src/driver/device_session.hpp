@@ -51,8 +51,8 @@ public:
     /// `from` and `to` may be host memory that device addresses show.
     [[nodiscard]] Result<void> copy_within(DeviceAddress to, DeviceAddress from, Bytes bytes);
     [[nodiscard]] Result<void> zero(AddressSpan span);
-    /// The same on a second stream, so that it is not ordered with the session's copies and does not wait for
-    /// them.
+    /// The same on a second stream, in order with code() there, but not with the session's copies, for which
+    /// it does not wait.
     [[nodiscard]] Result<void> zero_aside(AddressSpan span);
 
     /// Queues the fingerprinting of `blocks`, by the key of the process. The fingerprints, in their order,
@@ -112,8 +112,9 @@ public:
     /// The time between two points that were set, once the second has passed: waits for it.
     [[nodiscard]] Result<double> seconds_between(const Point& from, const Point& to);
 
-    /// Records that copies of `bytes` were queued, so that wait_marks() can report progress.
-    [[nodiscard]] Result<void> mark(Bytes bytes);
+    /// Records that copies of `bytes` were queued, or with `is_coded` work on blocks, so that wait_marks()
+    /// can report progress.
+    [[nodiscard]] Result<void> mark(Bytes bytes, bool is_coded = false);
     /// The bytes of marks that have passed since the last report. Does not wait. Errors: as synchronize().
     [[nodiscard]] Result<Bytes> look_at_marks();
     /// Waits until all marks have passed, and reports their bytes to `passed`.
