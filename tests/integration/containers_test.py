@@ -310,7 +310,8 @@ class Containers(unittest.TestCase):
                 while not json.loads(MACHINE_HERE.command("gpu-ps", "--json", pid).stdout)["processes"][0]["report"]["deep"]:
                     self.assertLess(time.monotonic(), end)
                     time.sleep(0.1)
-                self.assertEqual(MACHINE_HERE.command("gpu-wake", pid).returncode, 0)
+                woken = MACHINE_HERE.command("gpu-wake", pid)
+                self.assertEqual(woken.returncode, 0, woken.stderr)
                 self.assertEqual(container.answer("checksum"), before)
                 self.assertEqual(container.said(), "")
 
