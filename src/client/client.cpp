@@ -91,9 +91,9 @@ void Conversations::step(Clock::time_point until) {
         auto& conversation = all_[i].conversation;
         if (polled[2 * i + 2].revents != 0) conversation.note_end_of_step();
         if (!conversation.is_over() && polled[2 * i + 1].revents != 0)
-            for (auto& progress : conversation.advance()) {
+            for (const auto& progress : conversation.advance()) {
                 if (together_) together_->hear(i, progress, Clock::now());
-                events_.push_back({i, std::move(progress)});
+                events_.push_back({i, progress});
             }
         if (!conversation.is_over()) conversation.keep_time();
     }

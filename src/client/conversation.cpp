@@ -271,7 +271,7 @@ void Conversation::accept(const protocol::FrameReader::Frame& frame, std::vector
     } else if (auto* progress = std::get_if<model::Progress>(&*reply);
                progress && !std::holds_alternative<model::StatusRequest>(*question_.request)) {
         hear(*progress);
-        told.push_back(std::move(*progress));
+        told.push_back(*progress);
     }
 }
 
