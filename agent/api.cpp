@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <iterator>
 #include <new>
 #include <string>
 #include <utility>
@@ -25,27 +24,44 @@ namespace {
 
 thread_local std::string t_last_error;
 
-/// Those that have a status of the same number. The others are of commands, and not of calls.
-constexpr ErrorCode k_of_calls[] = {ErrorCode::invalid_argument,    ErrorCode::unknown_tag,
-                                    ErrorCode::timed_out,           ErrorCode::damaged,
-                                    ErrorCode::driver_failed,       ErrorCode::out_of_device_memory,
-                                    ErrorCode::out_of_host_memory,  ErrorCode::refused,
-                                    ErrorCode::capture_in_progress, ErrorCode::io_failed,
-                                    ErrorCode::no_refill,           ErrorCode::no_driver,
-                                    ErrorCode::not_owned,           ErrorCode::context_lost,
-                                    ErrorCode::unseen_library,      ErrorCode::out_of_disk};
-
 gpu_sleep_status fail(const Error& error) noexcept {
     try {
         t_last_error = error.message;
     } catch (const std::bad_alloc&) {
         t_last_error.clear();
     }
-    if (error.code == ErrorCode::no_process) return GPU_SLEEP_ERROR_CONTEXT_LOST; // this one, which is ending
-    if (error.code == ErrorCode::out_of_threads)
+    switch (error.code) { // every code, so that the compiler asks for the status of a new one
+    case ErrorCode::invalid_argument:
+    case ErrorCode::unknown_tag:
+    case ErrorCode::timed_out:
+    case ErrorCode::damaged:
+    case ErrorCode::driver_failed:
+    case ErrorCode::out_of_device_memory:
+    case ErrorCode::out_of_host_memory:
+    case ErrorCode::refused:
+    case ErrorCode::capture_in_progress:
+    case ErrorCode::io_failed:
+    case ErrorCode::no_refill:
+    case ErrorCode::no_driver:
+    case ErrorCode::not_owned:
+    case ErrorCode::context_lost:
+    case ErrorCode::unseen_library:
+    case ErrorCode::out_of_disk: return static_cast<gpu_sleep_status>(error.code); // has the same number
+    case ErrorCode::no_process: return GPU_SLEEP_ERROR_CONTEXT_LOST; // this one, which is ending
+    case ErrorCode::out_of_threads:
         return GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY; // the nearest that callers know
-    if (std::ranges::find(k_of_calls, error.code) != std::end(k_of_calls))
-        return static_cast<gpu_sleep_status>(error.code);
+    case ErrorCode::internal:
+    case ErrorCode::no_agent: // of commands, not of calls, as those below
+    case ErrorCode::not_permitted:
+    case ErrorCode::cancelled:
+    case ErrorCode::protocol_mismatch:
+    case ErrorCode::connection_lost:
+    case ErrorCode::outcome_unknown:
+    case ErrorCode::ambiguous_name:
+    case ErrorCode::agent_unreachable:
+    case ErrorCode::inhibited:
+    case ErrorCode::stopped: break;
+    }
     return GPU_SLEEP_ERROR_INTERNAL;
 }
 
@@ -128,10 +144,12 @@ model::WakeRequest own_wake(const char* tags, uint32_t wait_ms, uint32_t timeout
 }
 
 gpu_sleep_state c_state(model::State state) noexcept {
-    constexpr gpu_sleep_state k_states[] = {GPU_SLEEP_AWAKE, GPU_SLEEP_ASLEEP, GPU_SLEEP_PARTLY_ASLEEP,
-                                            GPU_SLEEP_DAMAGED,
-                                            GPU_SLEEP_AWAKE}; // the last while it is paused
-    return k_states[static_cast<std::size_t>(state)];
+    switch (state) {
+    case model::State::asleep: return GPU_SLEEP_ASLEEP;
+    case model::State::partial: return GPU_SLEEP_PARTLY_ASLEEP;
+    case model::State::damaged: return GPU_SLEEP_DAMAGED;
+    default: return GPU_SLEEP_AWAKE;
+    }
 }
 
 gpu_sleep_tag_state c_state(const model::TagReport& tag) noexcept {

@@ -191,7 +191,7 @@ Result<bool> goes_straight(Transfer& transfer) {
 /// that it cannot read there.
 Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
     constexpr std::size_t k_at_once = 64; // little is lost where the asker withdraws
-    if (!blocks.empty()) GPU_SLEEP_TRY(transfer.session.set(transfer.halves.straight)); // zeros lie before it
+    if (!blocks.empty()) GPU_SLEEP_TRY(transfer.session.set(transfer.halves.straight)); // after zeros
     while (!blocks.empty()) {
         const auto some = blocks.first(std::min(k_at_once, blocks.size()));
         blocks = blocks.subspan(some.size());
@@ -379,15 +379,15 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
             if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;
         }
         constexpr Bytes k_worth_timing = 16 * k_mib;
-        // Nearly all of what is timed goes either way.
-        const bool is_like = has_scratch && in_reach >= std::max(k_worth_timing, all / 10 * 9);
-        const bool may_choose = has_scratch && (is_like || ways.is_decided);
+        // A leg tells the ways apart if nearly all of it could go both.
+        const bool can_be_timed = has_scratch && in_reach >= std::max(k_worth_timing, all / 10 * 9);
+        const bool may_choose = has_scratch && (can_be_timed || ways.is_decided);
         const bool is_straight = may_choose && GPU_SLEEP_TRY(goes_straight(transfer));
         for (const auto& block : leg) {
             const bool goes = is_coded(block) && (!has_scratch || (is_straight && is_in_reach(block.place)));
             (goes ? straight : through).push_back(block);
         }
-        auto* const timed = is_like && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
+        auto* const timed = can_be_timed && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;
         const auto set = [&](driver::DeviceSession::Point& point) {
             return is_straight ? transfer.session.set_coded(point) : transfer.session.set(point);
         };
@@ -399,7 +399,7 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
             GPU_SLEEP_TRY(set(timed->ended));
             timed->bytes = in_reach;
         }
-        if (is_like) ++ways.legs;
+        if (can_be_timed) ++ways.legs;
     }
     return {};
 }
