@@ -109,7 +109,7 @@ void freed_from_pool(const Allocation& allocation) {
 }
 
 void Due::give_back(ProgramMemory& memory) {
-    for (; !imports.empty(); imports.pop_front()) unmap_import(memory.api(), imports.front());
+    for (; !imports.empty(); imports.pop_front()) unmap_import(memory, imports.front());
     for (; !allocations.empty(); allocations.erase(allocations.begin()))
         give_allocation(memory, allocations.begin()->second);
 }
@@ -142,10 +142,17 @@ bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork&
                            : work.note(allocation.context);
 }
 
-void unmap_import(const driver::Api& api, const Import& import) {
-    const driver::RelaxedCaptureMode relaxed(api);
-    if (auto unmapped = driver::unmap(api, import.place.span()); !unmapped)
-        log::warning("shared memory stays mapped: {}", unmapped.error().message);
+void unmap_import(ProgramMemory& memory, const Import& import) {
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    const auto span = import.place->span();
+    static_cast<void>(books().allocations.take(span.address, true));
+    memory.with_lock([&](LockedMemory& locked) {
+        auto backing = locked.remove_mapping(span.address);
+        if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
+        auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
+        if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
+        if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
+    });
 }
 
 void free_waiting() noexcept {

@@ -48,8 +48,8 @@ auto try_for_memory(ProgramMemory& memory, Try&& try_once) {
 }
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
-/// Closes memory of another process.
-void unmap_import(const driver::Api& api, const Import& import);
+/// Closes memory of another process, awake or asleep.
+void unmap_import(ProgramMemory& memory, const Import& import);
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
 /// reach it. False as PendingWork::note(). The caller holds contexts.alive, until it has waited.
 bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);

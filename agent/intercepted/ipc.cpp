@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
-// where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU.
+// where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU,
+// unless all that have it go to sleep together. Then each keeps its contents: who opened it may outlive its
+// owner. A wake gets it from the owner again.
 
 #include "intercepted/memory.hpp"
 
 #include "intercepted/freeing.hpp"
 
 #include <sys/random.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <set>
+#include <thread>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
@@ -18,13 +24,17 @@ constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
 
 /// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
 constexpr Milliseconds k_patience{10'000};
+constexpr Milliseconds k_between_questions{2};
 
 /// The contents of a handle.
 struct Ticket {
     std::uint64_t magic = k_magic;
     std::uint64_t start_time = 0;
-    model::SharedMemoryRequest request;
+    std::array<std::uint64_t, 2> secret{};
+    std::uint64_t address = 0;
+    std::uint64_t allocation = 0;
     std::int64_t pid = 0;
+    [[nodiscard]] model::SharedMemoryRequest request() const { return {secret, address, allocation}; }
     [[nodiscard]] ProcessIdentity process() const { return {static_cast<pid_t>(pid), start_time}; }
 };
 static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle) && std::is_trivially_copyable_v<Ticket>);
@@ -46,23 +56,65 @@ Result<ProcessIdentity> this_process() {
     return ProcessIdentity{::getpid(), *start_time};
 }
 
-Result<Import> map_import(const driver::Api& api, const server::SharedMemory& shared,
-                          driver::DeviceMask access) {
-    const driver::RelaxedCaptureMode relaxed(api);
+/// The driver's handle of memory that came by a descriptor.
+Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory) {
     CUmemGenericAllocationHandle handle = 0;
-    auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(shared.memory.get()));
+    auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(memory.get()));
     GPU_SLEEP_DRIVER_TRY(api, cuMemImportFromShareableHandle, "cannot open shared memory", &handle,
                          descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    const driver::PhysicalMemory memory(api, handle); // the mapping holds it from here on
+    return driver::PhysicalMemory(api, handle);
+}
+
+/// Memory that is opened, and mapped at its place.
+struct Opened {
+    Import import;
+    driver::PhysicalMemory memory;
+};
+
+Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& shared,
+                          driver::DeviceMask access) {
+    const driver::RelaxedCaptureMode relaxed(api);
+    auto memory = import_memory(api, shared.memory);
+    if (!memory) return std::move(memory).error();
     auto place = driver::VaReservation::create(api, shared.what.bytes);
     if (!place) return std::move(place).error();
     const auto span = place->span();
-    GPU_SLEEP_TRY(driver::map(api, span, memory.get()));
+    GPU_SLEEP_TRY(driver::map(api, span, memory->get()));
     if (auto granted = driver::set_access(api, span, access); !granted) {
         static_cast<void>(driver::unmap(api, span));
         return std::move(granted).error();
     }
-    return Import{{}, 0, span.address + shared.what.offset, *std::move(place), access, 1};
+    return Opened{{{}, {}, span.address + shared.what.offset, *std::move(place), access}, *std::move(memory)};
+}
+
+/// Puts into the books what was opened, which stays. May throw for want of memory: then nothing has changed.
+void add(LockedMemory& locked, Opened&& opened, int device) {
+    const auto span = opened.import.place->span();
+    auto allocation = make_entry<Allocations::Taken>(
+        span.address, Allocation{.address = span.address,
+                                 .bytes = span.bytes,
+                                 .device = device,
+                                 .is_virtual = true,
+                                 .access = opened.import.access,
+                                 .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR});
+    ledger::Backing backing;
+    backing.address = span.address;
+    backing.bytes = backing.allocated = span.bytes;
+    backing.tag = locked.ledger().tag_id(model::k_default_tag);
+    backing.device = device;
+    backing.access = opened.import.access;
+    backing.mapped = true;
+    backing.imported = true;
+    backing.stay_reason = k_of_another_process;
+    backing.handle = opened.memory.get();
+    std::list<Import> made(1); // what takes memory comes first
+    locked.ledger().add(std::move(backing));
+    static_cast<void>(opened.memory.release());
+    books().allocations.add(std::move(allocation));
+    made.front() = std::move(opened.import);
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    imports.all.splice(imports.all.end(), made);
 }
 
 /// The status of the driver's call that failed: nothing else fails while shared memory is mapped.
@@ -71,20 +123,142 @@ CUresult to_status(const Error& error) noexcept {
 }
 
 /// One more open of what is open already, for a device more perhaps; no answer when it is not.
-Answer open_again(const driver::Api& api, Imports& imports, const Ticket& ticket, driver::DeviceMask device,
-                  CUdeviceptr& address) GPU_SLEEP_REQUIRES(imports.mutex) {
+Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports, const Ticket& ticket,
+                  driver::DeviceMask device, CUdeviceptr& address) GPU_SLEEP_REQUIRES(imports.mutex) {
     for (auto& import : imports.all) {
-        if (import.from != ticket.process() || import.allocation != ticket.request.allocation) continue;
+        if (import.from != ticket.process() || import.asked.allocation != ticket.allocation) continue;
+        auto& backing = *locked.ledger().find(import.place->span().address);
         if ((import.access & device) == 0) {
-            const auto granted = driver::set_access(api, import.place.span(), import.access | device);
-            if (!granted) return to_status(granted.error());
-            import.access |= device;
+            if (backing.mapped) {
+                const auto granted = driver::set_access(api, import.place->span(), import.access | device);
+                if (!granted) return to_status(granted.error());
+            }
+            backing.access = import.access |= device;
         }
         ++import.opens;
         address = import.given;
         return CUDA_SUCCESS;
     }
     return std::nullopt;
+}
+
+/// Asks again while the memory sleeps at its owner, as a touch waits.
+Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model::SharedMemoryRequest asked) {
+    asked.question = model::SharingQuestion::wake;
+    for (;;) {
+        auto shared = server::ask_for_memory(owner, asked, Clock::now() + k_patience);
+        if (shared || shared.error().code != ErrorCode::refused) return shared;
+        std::this_thread::sleep_for(k_between_questions);
+    }
+}
+
+/// Whether it has not ended.
+bool is_running(const ProcessIdentity& process) {
+    const auto start_time = start_time_of(process.pid);
+    return start_time && *start_time == process.start_time;
+}
+
+std::optional<std::uint64_t> epoch_of(const HeldFile& epochs) {
+    std::uint64_t epoch = 0;
+    const bool is_read = epochs.is_held() && ::pread(epochs.get(), &epoch, sizeof epoch, 0) == sizeof epoch;
+    return is_read ? std::optional(epoch) : std::nullopt;
+}
+
+/// Calls `use(import, backing)` for all that is open.
+template <class Use>
+void for_each_import(LockedMemory& locked, const Use& use) {
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    for (auto& import : imports.all) use(import, *locked.ledger().find(import.place->span().address));
+}
+
+/// Who has it, and does not go along; the pid is 0 if that cannot be told.
+std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked) {
+    asked.question = model::SharingQuestion::goes_along;
+    for (const auto& importer : range.importers) {
+        if (importer.pid != 0 && !is_running(importer)) continue;
+        const auto goes = server::ask_for_memory(importer, asked, Clock::now() + k_patience);
+        if (!goes && goes.error().code != ErrorCode::not_owned) return importer.pid;
+    }
+    return std::nullopt;
+}
+
+std::string stays_with(Bytes bytes, pid_t other) {
+    return fmt::format("{} stay on the GPU: shared with process {}, which does not sleep with this one",
+                       format_bytes(bytes), other);
+}
+
+/// The owner's part of agree_on_shared().
+void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
+                   std::vector<std::string>& stays) {
+    auto& shared = memory.shared_ranges();
+    const auto words = secret().value_or(std::array<std::uint64_t, 2>{});
+    const auto ranges = shared.all();
+    std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
+    const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
+        return address - range.offset;
+    };
+    for (const auto& [address, range] : ranges) {
+        if (staying.contains(range_of(address, range))) continue;
+        const auto other = in_the_way(
+            range,
+            {.secret = words, .address = address, .allocation = range.allocation, .party = request.party});
+        if (!other) continue;
+        staying.insert(range_of(address, range));
+        stays.push_back(stays_with(range.bytes, *other));
+    }
+    std::set<driver::DeviceAddress> going;
+    memory.with_lock([&](LockedMemory& locked) {
+        for (const auto& [address, range] : ranges) {
+            auto* const backing = locked.ledger().find(address);
+            const bool is_awake = backing && !backing->is_asleep() &&
+                                  (backing->stay_reason == k_shared_by_ipc || !backing->stay_reason);
+            if (!is_awake || staying.contains(range_of(address, range))) continue;
+            if (!request.tags.empty() &&
+                std::ranges::find(request.tags, locked.ledger().tag(backing->tag).name) == request.tags.end())
+                continue;
+            backing->stay_reason = nullptr;
+            going.insert(address);
+        }
+        shared.decide(going);
+    });
+}
+
+/// The part of agree_on_shared() of who opened it.
+void follow_owners(ProgramMemory& memory, std::uint64_t party, std::vector<std::string>& stays) {
+    struct Asked {
+        ProcessIdentity from;
+        model::SharedMemoryRequest request;
+        CUdeviceptr place;
+        Bytes bytes;
+    };
+    std::vector<Asked> all;
+    memory.with_lock([&](LockedMemory& locked) {
+        for_each_import(locked, [&](const Import& import, const ledger::Backing& backing) {
+            if (!backing.is_asleep())
+                all.push_back({import.from, import.asked, backing.address, backing.bytes});
+        });
+    });
+    const auto end = Clock::now() + k_patience;
+    for (auto& [from, asked, place, bytes] : all) {
+        asked.question = model::SharingQuestion::goes_down;
+        asked.party = party;
+        auto said = server::ask_for_memory(from, asked, end);
+        while (!said && said.error().code == ErrorCode::timed_out && Clock::now() < end) {
+            std::this_thread::sleep_for(k_between_questions); // it asks others yet
+            said = server::ask_for_memory(from, asked, end);
+        }
+        if (!said) stays.push_back(stays_with(bytes, from.pid));
+        memory.with_lock([&](LockedMemory& locked) {
+            for_each_import(locked, [&](Import& import, ledger::Backing& backing) {
+                if (!said || backing.address != place) return;
+                import.epochs = HeldFile(std::move(said->memory));
+                const auto epoch = epoch_of(import.epochs);
+                if (epoch) backing.stay_reason = nullptr;
+                import.epoch = epoch.value_or(0);
+            });
+        });
+    }
 }
 
 } // namespace
@@ -102,25 +276,146 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
             if (shared.error().code == ErrorCode::not_owned) return std::nullopt;
             return shared.error().code == ErrorCode::refused ? k_sleeps : CUDA_ERROR_NOT_SUPPORTED;
         }
-        const Ticket ticket{
-            .start_time = self->start_time, .request = {*words, known->address, known->id}, .pid = self->pid};
+        const Ticket ticket{.start_time = self->start_time,
+                            .secret = *words,
+                            .address = known->address,
+                            .allocation = known->id,
+                            .pid = self->pid};
         *handle = {};
         std::memcpy(handle->reserved, &ticket, sizeof ticket);
         return CUDA_SUCCESS;
     });
 }
 
-Result<server::SharedMemory> share(const model::SharedMemoryRequest& request) {
+Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pid_t asker) {
     const auto with = memory();
-    if (!with || !with->may_call_driver() || request.secret != secret())
-        return make_error(ErrorCode::not_owned, "there is no such shared memory");
+    const auto none = [] { return make_error(ErrorCode::not_owned, "there is no such shared memory"); };
+    if (!with) return none();
+    using Question = model::SharingQuestion;
+    auto& ranges = with->shared_ranges();
+    if (request.question == Question::goes_along) {
+        auto& imports = books().imports;
+        const MutexLock lock(imports.mutex);
+        const auto import = std::ranges::find_if(imports.all, [&](const Import& i) {
+            return i.asked.secret == request.secret && i.asked.allocation == request.allocation;
+        });
+        if (import == imports.all.end()) return none();
+        if (import->is_asleep || (request.party != 0 && request.party == ranges.party()))
+            return server::SharedMemory();
+        return make_error(ErrorCode::refused, "it does not go to sleep");
+    }
+    if (request.secret != secret()) return none();
+    if (request.question == Question::is_there) {
+        const auto all = ranges.all();
+        const auto found = all.find(request.address);
+        if (found == all.end() || found->second.allocation != request.allocation) return none();
+        return server::SharedMemory();
+    }
+    if (request.question == Question::goes_down) {
+        auto epochs = ranges.goes_down(request);
+        if (!epochs) return std::move(epochs).error();
+        return server::SharedMemory{{}, *std::move(epochs)};
+    }
+    if (!with->may_call_driver()) return make_error(ErrorCode::refused, "it sleeps deeply");
     const auto is_allocated = [&] {
         const auto known = books().allocations.find(request.address);
         return known && known->id == request.allocation;
     };
-    auto opened = with->shared_ranges().open(with->api(), request.address, request.allocation, is_allocated);
+    const auto start_time = start_time_of(asker);
+    const auto who = start_time ? std::optional(ProcessIdentity{asker, *start_time}) : std::nullopt;
+    auto opened = ranges.open(with->api(), request, who, is_allocated);
     if (!opened) return std::move(opened).error();
     return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
+}
+
+std::vector<std::string> agree_on_shared(ProgramMemory& memory, const model::SleepRequest& request) {
+    std::vector<std::string> stays;
+    decide_on_own(memory, request, stays);
+    follow_owners(memory, request.party, stays);
+    return stays;
+}
+
+bool shares_any(ProgramMemory& memory) {
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    return !imports.all.empty() || !memory.shared_ranges().all().empty();
+}
+
+void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking) {
+    memory.shared_ranges().settle(
+        [&](driver::DeviceAddress address) -> driver::PhysicalMemory::Handle {
+            auto* const backing = locked.ledger().find(address);
+            const bool has_memory = backing && (!backing->is_asleep() || (waking != 0 && backing->mapped));
+            if (!has_memory) return 0;
+            if (!backing->is_asleep() && !backing->stay_reason) backing->stay_reason = k_shared_by_ipc;
+            return backing->handle;
+        },
+        waking);
+    for_each_import(locked, [](Import& import, ledger::Backing& backing) {
+        import.is_asleep = backing.is_asleep();
+        if (backing.imported && !import.is_asleep) backing.stay_reason = k_of_another_process;
+    });
+}
+
+std::vector<std::string> adopt_orphans(LockedMemory& locked) {
+    std::vector<std::string> notes;
+    for_each_import(locked, [&](Import& import, ledger::Backing& backing) {
+        if (!backing.is_asleep() || !backing.imported) return;
+        auto asked = import.asked;
+        asked.question = model::SharingQuestion::is_there;
+        if (is_running(import.from)) {
+            const auto said = server::ask_for_memory(import.from, asked, Clock::now() + k_patience);
+            if (said || said.error().code != ErrorCode::not_owned) return;
+        }
+        backing.imported = false;
+        if (epoch_of(import.epochs) == import.epoch) return;
+        notes.push_back(fmt::format("{} are zero: process {}, which shared them, woke without this one and "
+                                    "gave them up",
+                                    format_bytes(backing.bytes), import.from.pid));
+        locked.contents().forget(std::exchange(backing.kept, {}).range);
+        ledger::Ledger::move(backing, model::Residence::dropped);
+    });
+    return notes;
+}
+
+Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
+                           const model::WakeRequest& request, Clock::time_point deadline,
+                           const std::function<bool()>& keep_going) {
+    for (auto* const backing : wanted) {
+        std::optional<std::pair<ProcessIdentity, model::SharedMemoryRequest>> of;
+        {
+            auto& imports = books().imports;
+            const MutexLock lock(imports.mutex);
+            for (const auto& import : imports.all)
+                if (import.place->span().address == backing->address) of.emplace(import.from, import.asked);
+        }
+        if (!of) return make_error(ErrorCode::not_owned, "shared memory was closed meanwhile");
+        auto& [owner, asked] = *of;
+        asked.party = request.party;
+        asked.question = request.with_sharers ? model::SharingQuestion::wake : model::SharingQuestion::memory;
+        for (;;) {
+            auto shared = server::ask_for_memory(owner, asked, Clock::now() + k_patience);
+            if (shared) {
+                auto memory = import_memory(api, shared->memory);
+                if (!memory) return std::move(memory).error();
+                backing->handle = memory->release();
+                break;
+            }
+            const bool sleeps = shared.error().code == ErrorCode::refused;
+            if (!sleeps) return std::move(shared).error();
+            if (!request.joint && !request.with_sharers)
+                return make_error(ErrorCode::driver_failed,
+                                  "it shares memory with process {}, which sleeps; gpu-wake --with-sharers "
+                                  "wakes both",
+                                  owner.pid);
+            if (Clock::now() >= deadline)
+                return make_error(ErrorCode::timed_out, "process {}, which has memory of it, did not wake",
+                                  owner.pid);
+            if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+            std::this_thread::sleep_for(k_between_questions);
+        }
+    }
+    return {};
 }
 
 Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {
@@ -136,29 +431,31 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
             return CUDA_ERROR_INVALID_CONTEXT; // as the driver's own, in the process that shares
         const auto mask = driver::DeviceMask{1} << *device;
         auto& imports = books().imports;
-        {
+        const auto again = [&](LockedMemory& locked) {
             const MutexLock lock(imports.mutex);
-            if (const auto known = open_again(memory.api(), imports, ticket, mask, *address)) return known;
-        }
-        const auto shared =
-            server::ask_for_memory(ticket.process(), ticket.request, Clock::now() + k_patience);
+            return open_again(memory.api(), locked, imports, ticket, mask, *address);
+        };
+        if (const auto known = memory.with_lock(again)) return known;
+        const auto shared = ask_until_awake(ticket.process(), ticket.request());
         if (!shared) {
             log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
             return CUDA_ERROR_INVALID_VALUE;
         }
-        auto import = map_import(memory.api(), *shared, mask);
-        if (!import) return to_status(import.error());
-        import->from = ticket.process();
-        import->allocation = ticket.request.allocation;
-        const MutexLock lock(imports.mutex);
-        if (const auto known = open_again(memory.api(), imports, ticket, mask, *address)) {
-            unmap_import(memory.api(), *import); // another thread was faster
-            return known;
-        }
-        *address = import->given;
-        imported(import->given, shared->what.bytes, "ipc");
-        imports.all.push_back(*std::move(import));
-        return CUDA_SUCCESS;
+        auto opened = map_import(memory.api(), *shared, mask);
+        if (!opened) return to_status(opened.error());
+        opened->import.from = ticket.process();
+        opened->import.asked = ticket.request();
+        const auto span = opened->import.place->span();
+        const auto status = answered([&] {
+            return memory.with_lock([&](LockedMemory& locked) -> Answer {
+                if (const auto known = again(locked)) return known; // another thread was faster
+                *address = opened->import.given;
+                add(locked, *std::move(opened), *device);
+                return CUDA_SUCCESS;
+            });
+        });
+        if (opened->memory.get() != 0) static_cast<void>(driver::unmap(memory.api(), span));
+        return status;
     });
 }
 

@@ -52,9 +52,30 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
 /// Opens such a handle of another process; waits for that one.
 [[nodiscard]] Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept;
 [[nodiscard]] Answer close_ipc(CUdeviceptr address) noexcept;
-/// Memory of which the program made a handle. Thread-safe; does not wait for a sleep. Errors: not_owned
-/// (there is no such memory, or no longer), driver_failed.
-[[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request);
+/// Answers another process about memory of which one of both made a handle. Thread-safe; does not wait for a
+/// sleep. Errors: those of model::SharedMemoryRequest, driver_failed.
+[[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pid_t asker);
+
+// A sleep of memory that processes share: of its owner and of all that opened it, in one party. All are
+// drained when they ask each other, and none has released anything.
+
+/// Whether the program has any such memory.
+[[nodiscard]] bool shares_any(ProgramMemory& memory);
+/// Asks the others, and has what goes to sleep with them be as any other memory until settle_shared().
+/// Returns what stays, with the reason. Waits for others' answers. May throw.
+[[nodiscard]] std::vector<std::string> agree_on_shared(ProgramMemory& memory,
+                                                       const model::SleepRequest& request);
+/// What is awake stays from now on, and others get it; with a `waking` party, that alone, and what this wake
+/// has mapped, too.
+void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking = 0);
+/// What sleeps here and has no owner any more becomes this process's own. Returns what of it is lost.
+[[nodiscard]] std::vector<std::string> adopt_orphans(LockedMemory& locked);
+/// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles. `keep_going` is
+/// asked while it waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
+/// server::ask_for_memory().
+[[nodiscard]] Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
+                                         const model::WakeRequest& request, Clock::time_point deadline,
+                                         const std::function<bool()>& keep_going);
 
 // The program's own virtual memory: its handles, its mappings, and which of them have to stay.
 

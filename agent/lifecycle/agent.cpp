@@ -100,6 +100,7 @@ model::WakeRequest touch_request_of_environment() {
     request.make_room = switch_setting(environment::k_make_room).value_or(false);
     request.min_awake = limit_setting(environment::k_min_awake).value_or(request.min_awake);
     request.live_bytes = 0;
+    request.with_sharers = true;
     return request;
 }
 
@@ -301,8 +302,11 @@ model::Report Agent::status() {
     return report;
 }
 
-Result<server::SharedMemory> Agent::share(const model::SharedMemoryRequest& request) {
-    return intercepted::share(request);
+Result<server::SharedMemory> Agent::share(const model::SharedMemoryRequest& request, pid_t asker) {
+    auto shared = intercepted::share(request, asker);
+    const bool sleeps = !shared && shared.error().code == ErrorCode::refused;
+    if (sleeps && request.question == model::SharingQuestion::wake) touch_waker_.wake_for_sharer();
+    return shared;
 }
 
 const char* Agent::work_thread_name() noexcept {

@@ -58,7 +58,8 @@ public:
     // server::Operations, called on the server's threads.
     [[nodiscard]] model::Report status() override;
     [[nodiscard]] model::State state() noexcept override { return operations_.status.state(); }
-    [[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request) override;
+    [[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request,
+                                                     pid_t asker) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
                                       const server::ProgressSink& progress,
                                       const server::DirectiveSource& directives, server::Asker asker,

@@ -23,7 +23,14 @@ void TouchWaker::wake() {
     if (!asked) is_under_way_ = false; // the touch still waits, and asks again
 }
 
+void TouchWaker::wake_for_sharer() {
+    asked_by_sharer_ = Clock::now();
+    wake();
+}
+
 bool TouchWaker::is_wanted(const Wake& wake) const {
+    constexpr Milliseconds k_asks_within{2'000};
+    if (Clock::now() - asked_by_sharer_.load() < k_asks_within) return true;
     // The call that asked may need no more than that the process is not deep: all of it wakes then.
     return wake.times_back != operations_.deep.times_back() || gate::Gate::instance().wants_waking();
 }

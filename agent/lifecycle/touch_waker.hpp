@@ -20,6 +20,8 @@ public:
 
     /// Returns at once. Asks for nothing while an earlier wake is under way.
     void wake();
+    /// The same for another process that shares memory with this one, and asks again while it waits.
+    void wake_for_sharer();
 
 private:
     /// A wake that is under way, and is tried again while GPU memory is short.
@@ -40,6 +42,7 @@ private:
     operations::Operations& operations_;
     server::Server& server_;
     const model::WakeRequest request_;
+    std::atomic<Clock::time_point> asked_by_sharer_{Clock::time_point{}};
     std::atomic<bool> is_under_way_{false};
     std::atomic<bool> is_trouble_said_{false};
     std::atomic<bool> is_turn_said_{false};

@@ -25,11 +25,15 @@ constexpr const char* k_shares_memory = "it shares memory with other processes, 
                                         "bring back; if NCCL shares it, start all "
                                         "ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
 
+constexpr const char* k_shares_by_ipc = "it shares memory with other processes: put all of them to sleep "
+                                        "together, with --tree or --group";
+
 constexpr const char* k_comes_from_outside = "it has used memory or semaphores from outside CUDA, which the "
                                              "driver may be unable to restore";
 
 /// Memory of these kinds, or that stays for these reasons, keeps the driver from a checkpoint of its process.
 constexpr std::pair<std::string_view, const char*> k_against_memory[] = {
+    {intercepted::k_ipc, k_shares_by_ipc},
     {"managed", "it has managed memory, which the driver cannot checkpoint"},
     {intercepted::k_in_multicast_group,
      "it has multicast memory, which the driver cannot checkpoint; if it is NCCL's, start the program with "
@@ -43,8 +47,6 @@ constexpr std::pair<std::string_view, const char*> k_against_memory[] = {
 
 /// So do these objects, which other processes share.
 constexpr std::pair<intercepted::Object, const char*> k_against_objects[] = {
-    {intercepted::Object::shared_event,
-     "it shares events with other processes, and would miss what these record while it sleeps"},
     {intercepted::Object::shared_pool, k_shares_memory},
     {intercepted::Object::shared_memory, k_shares_memory},
     {intercepted::Object::external_memory, k_comes_from_outside},
@@ -146,8 +148,10 @@ Result<DeepSleep::Uses> DeepSleep::uses() const {
     return uses;
 }
 
-Result<void> DeepSleep::check() {
-    const auto uses = GPU_SLEEP_TRY(this->uses());
+Result<void> DeepSleep::check(bool is_joint) {
+    auto uses = GPU_SLEEP_TRY(this->uses());
+    if (is_joint) // that may sleep before
+        std::erase_if(uses.memory, [](const auto& use) { return use.first == intercepted::k_ipc; });
     if (const auto why = why_not(uses); !why.empty()) return refusal(why);
     GPU_SLEEP_TRY(means_->checkpoint->state(::getpid()));
     const auto noted = note_devices(uses.devices);

@@ -89,7 +89,7 @@ public:
 
     /// Before anything else of a request that asks for it. Errors: driver_failed (what the gate and the
     /// driver cannot hold together, in words).
-    [[nodiscard]] Result<void> check();
+    [[nodiscard]] Result<void> check(bool is_joint);
     /// After the process has fallen asleep, without its mutex: holds all calls of the program back, keeps the
     /// agent from the driver, tells `asker` (Progress::Phase::deep), and waits until that has locked and
     /// checkpointed this process, or not, and shut its side. Afterwards it is deep, or asleep as before.

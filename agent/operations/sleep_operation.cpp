@@ -5,6 +5,7 @@
 
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
+#include "intercepted/memory.hpp"
 #include "intercepted/unseen.hpp"
 #include "operations/idleness.hpp"
 #include "operations/quiesce.hpp"
@@ -43,7 +44,10 @@ public:
         report.level = request.level;
     }
     Sleep& operator=(Sleep&&) = delete;
-    ~Sleep() { ground_.every.deep.end_looks(); }
+    ~Sleep() {
+        ground_.every.deep.end_looks();
+        ignoring_errors([this] { settle_shared(); });
+    }
 
     [[nodiscard]] Result<Report> run();
 
@@ -100,7 +104,7 @@ public:
 
     Result<void> check_deep() {
         if (!request_.deep || is_away_) return {};
-        auto able = ground.deep.check();
+        auto able = ground.deep.check(request_.joint);
         if (able) return able;
         auto error = std::move(able).error();
         if (!request_.dry_run && ground.status.state() == model::State::asleep)
@@ -131,7 +135,7 @@ public:
         if (request_.dry_run && stops_work && state != model::State::awake)
             report.notes.emplace_back("it would be paused as well");
         if (scope_ == Scope::deep) return {}; // nothing of it runs
-        sleeps_ = plan.changes_sleep() || stops_work;
+        sleeps_ = plan.changes_sleep() || stops_work || (request_.joint && intercepted::shares_any(memory));
         // A deep sleep takes what is left.
         if (sleeps_ || (request_.deep && scope_ == Scope::all)) GPU_SLEEP_TRY(check_unseen());
         // With nothing to put to sleep nobody is told: what comes later is not to be touched.
@@ -161,6 +165,7 @@ public:
 
     Result<void> shut_gate() {
         quiet_since_ = Clock::now();
+        memory.shared_ranges().take_part(request_.party);
         if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate(sleeps_ && !pauses())));
         // One may have been called for the first time just before.
         return sleeps_ && !request_.force ? intercepted::check_calls_are_seen() : Result<void>();
@@ -176,6 +181,19 @@ public:
         if (sleeps_ && intercepts() && !pauses()) intercepted::trim();
         report.times.drain = seconds_since(quiet_since_);
         return {};
+    }
+    /// What processes share goes to sleep if all of them do.
+    Result<void> agree_on_shared() {
+        if (!holds_work() || !request_.joint || pauses() || !intercepts()) return {};
+        auto stays = intercepted::agree_on_shared(memory, request_);
+        if (request_.deep && !stays.empty())
+            return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", stays.front());
+        std::ranges::move(stays, std::back_inserter(report.notes));
+        return {};
+    }
+    void settle_shared() {
+        memory.with_lock([this](LockedMemory& locked) { intercepted::settle_shared(memory, locked); });
+        memory.shared_ranges().take_part(0);
     }
 
     /// The transaction, as often as remedies allow.
@@ -423,6 +441,7 @@ constexpr Step<Sleep> k_steps[] = {
     {"shut the gate", &Sleep::shut_gate, &Sleep::settle_gate, Progress::Phase::drain, true},
     {"drain GPU work", &Sleep::drain, nullptr, Progress::Phase::drain, true},
     {"wait for the other processes", &Sleep::await_others, nullptr, Progress::Phase::drain, true},
+    {"agree on shared memory", &Sleep::agree_on_shared, nullptr, Progress::Phase::drain, true},
     {"move contents", &Sleep::move_contents, nullptr, std::nullopt, true},
     {"pause", &Sleep::pause, nullptr, std::nullopt, true},
     {"set what GPU work does", &Sleep::apply_to_sleepers, nullptr, std::nullopt, true},

@@ -3,6 +3,7 @@
 // A wake as lists of steps (k_begin, k_back, k_wake, k_end).
 
 #include "common/interception.hpp"
+#include "intercepted/memory.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
 
@@ -34,6 +35,9 @@ public:
     }
     Result<void> look() {
         is_deep_ = GPU_SLEEP_TRY(ground.deep.look());
+        if (!request_.dry_run)
+            report.notes =
+                memory.with_lock([](LockedMemory& locked) { return intercepted::adopt_orphans(locked); });
         if (is_deep_ || request_.gpus.empty() || ground.deep.has_moved(request_.gpus)) return {};
         ground.settle_gate(); // somebody else may have brought it back
         return make_error(
@@ -98,7 +102,25 @@ public:
         const bool has_changed = std::exchange(report.changed, false);
         woken_ = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             const auto in_place = locked.ledger().in_place();
-            auto woken = ground.transact(locked, [&] { return locked.wake(request_, control, report); });
+            const sleep::Fetch fetch = [&](std::span<ledger::Backing* const> imports) {
+                // Each has what is its own by now, and may wait for what the others have.
+                if (request_.joint) intercepted::settle_shared(memory, locked, request_.party);
+                return intercepted::fetch_imports(memory.api(), imports, request_, deadline, [this] {
+                    return progress({Progress::Phase::waiting, 0, 0});
+                });
+            };
+            const auto wake = [&](const sleep::Fetch& with) {
+                auto woken =
+                    ground.transact(locked, [&] { return locked.wake(request_, control, report, with); });
+                if (woken) memory.shared_ranges().begin_epoch();
+                if (!request_.dry_run) intercepted::settle_shared(memory, locked);
+                return woken;
+            };
+            // Others that wake for this one may wait for what it has.
+            const bool is_own_first = request_.with_sharers && !request_.joint && !request_.dry_run;
+            auto woken = wake(is_own_first ? sleep::Fetch() : fetch);
+            if (is_own_first && woken)
+                if (auto rest = wake(fetch); !rest && !woken->left) woken->left = std::move(rest).error();
             from_place_ = in_place - locked.ledger().in_place();
             return woken;
         }));

@@ -81,7 +81,7 @@ public:
                                      model::Report& report, sleep::Transactions::Scope scope,
                                      sleep::Transactions::Spill spill);
     [[nodiscard]] Result<sleep::Woken> wake(const model::WakeRequest& request, const sleep::Control& control,
-                                            model::Report& report);
+                                            model::Report& report, const sleep::Fetch& fetch);
     /// Does what `request` says of touches of all that sleeps, whichever request put it to sleep; nothing
     /// where all is awake. Whether it is paused `before` need not say. `is_own`: the program made the
     /// request. Returns whether that changed how touches are met.

@@ -8,6 +8,12 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
 namespace gpu_sleep::agent {
 
 namespace {
@@ -291,7 +297,10 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
     if (!backing) return not_owned(address);
     if (backing->is_asleep()) return make_error(ErrorCode::refused, "{:#x} sleeps", address);
     if (auto tried = driver::export_memory(api(), backing->handle); !tried) return std::move(tried).error();
-    shared_.add(address, {id, backing->handle, backing->bytes, address - backing->address});
+    shared_.add(address, {.allocation = id,
+                          .handle = backing->handle,
+                          .bytes = backing->bytes,
+                          .offset = address - backing->address});
     locked_.make_stay(address, reason);
     return {};
 }
@@ -302,17 +311,47 @@ SharedRanges::Withdrawn::~Withdrawn() {
     owner_.ranges_.insert(std::move(node_));
 }
 
-Result<SharedRanges::Exported> SharedRanges::open(const driver::Api& api, driver::DeviceAddress address,
-                                                  std::uint64_t id,
+Result<SharedRanges::Exported> SharedRanges::open(const driver::Api& api,
+                                                  const model::SharedMemoryRequest& request,
+                                                  const std::optional<ProcessIdentity>& asker,
                                                   const std::function<bool()>& is_allocated) {
     const MutexLock lock(mutex_);
-    const auto found = ranges_.find(address);
+    const auto found = ranges_.find(request.address);
     // Freed, it leaves the index of allocations first: it may yet be here.
-    if (found == ranges_.end() || found->second.allocation != id || !is_allocated())
+    if (found == ranges_.end() || found->second.allocation != request.allocation || !is_allocated())
         return make_error(ErrorCode::not_owned, "there is no such shared memory");
-    auto memory = driver::export_memory(api, found->second.handle);
+    auto& range = found->second;
+    if (range.handle == 0 || (range.party != 0 && range.party != request.party))
+        return make_error(ErrorCode::refused, "it sleeps");
+    auto memory = driver::export_memory(api, range.handle);
     if (!memory) return std::move(memory).error();
-    return Exported{found->second, *std::move(memory)};
+    // Of who cannot be told it is not known when it has closed it: the memory stays.
+    const auto who = asker.value_or(ProcessIdentity{});
+    if (std::ranges::find(range.importers, who) == range.importers.end()) range.importers.push_back(who);
+    return Exported{range, *std::move(memory)};
+}
+
+Result<UniqueFd> SharedRanges::goes_down(const model::SharedMemoryRequest& request) {
+    const MutexLock lock(mutex_);
+    const auto found = ranges_.find(request.address);
+    if (found == ranges_.end() || found->second.allocation != request.allocation)
+        return make_error(ErrorCode::not_owned, "there is no such shared memory");
+    if (request.party == party_ && !is_decided_) return make_error(ErrorCode::timed_out, "it is not decided");
+    if (request.party == 0 || request.party != found->second.party || found->second.handle != 0)
+        return make_error(ErrorCode::refused, "it stays on the GPU");
+    if (!epochs_.is_held()) {
+        epochs_ = HeldFile(opened([&] { return ::memfd_create("gpu-sleep-epoch", MFD_CLOEXEC); }));
+        if (!epochs_ || ::pwrite(epochs_.get(), &epoch_, sizeof epoch_, 0) != sizeof epoch_)
+            return errno_error(ErrorCode::io_failed, errno, "memfd_create", "gpu-sleep-epoch");
+    }
+    return UniqueFd(::fcntl(epochs_.get(), F_DUPFD_CLOEXEC, k_first_own_number));
+}
+
+void SharedRanges::begin_epoch() noexcept {
+    const MutexLock lock(mutex_);
+    ++epoch_;
+    if (epochs_.is_held() && ::pwrite(epochs_.get(), &epoch_, sizeof epoch_, 0) != sizeof epoch_)
+        log::error("processes that share memory cannot be told that it woke");
 }
 
 } // namespace gpu_sleep::agent

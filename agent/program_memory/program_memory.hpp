@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/fd.hpp"
+#include "base/process.hpp"
 #include "base/thread_safety.hpp"
 #include "base/units.hpp"
 #include "common/lock_order.hpp"
@@ -25,6 +26,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,24 +36,31 @@
 
 namespace gpu_sleep::agent {
 
-/// Which ranges other processes may ask for. Thread-safe. Its mutex comes after that of the program's memory,
-/// which a sleep holds for long.
+/// Which ranges other processes may ask for, who did, and with which of them it sleeps. Thread-safe. Its
+/// mutex comes after that of the program's memory, which a sleep holds for long.
 class SharedRanges {
 public:
     struct Range {
-        std::uint64_t allocation = 0;              ///< the id of the allocation that is shared
-        driver::PhysicalMemory::Handle handle = 0; ///< of the backing, which stays
-        Bytes bytes = 0;                           ///< of the backing
-        Bytes offset = 0;                          ///< of the allocation in it
+        std::uint64_t allocation = 0; ///< the id of the allocation that is shared
+        driver::PhysicalMemory::Handle handle =
+            0;                   ///< of the backing; 0 while nobody may have it, for it sleeps
+        Bytes bytes = 0;         ///< of the backing
+        Bytes offset = 0;        ///< of the allocation in it
+        std::uint64_t party = 0; ///< in which it goes to sleep, or wakes: meanwhile only that may have it
+        std::vector<ProcessIdentity> importers{}; ///< that opened it; some may have ended, or closed it
     };
+    using Ranges = std::map<driver::DeviceAddress, Range>;
     struct Exported {
         Range range;
         UniqueFd memory;
     };
+    using HandleOf = std::function<driver::PhysicalMemory::Handle(driver::DeviceAddress)>;
 
-    void add(driver::DeviceAddress address, const Range& range) {
+    void add(driver::DeviceAddress address, Range range) {
         const MutexLock lock(mutex_);
-        ranges_.insert_or_assign(address, range);
+        auto& known = ranges_[address];
+        if (known.allocation == range.allocation) range.importers = std::move(known.importers);
+        known = std::move(range);
     }
     /// A range that nobody gets any more; shared again when this is destroyed, unless it ended.
     class Withdrawn {
@@ -62,7 +71,7 @@ public:
 
     private:
         friend class SharedRanges;
-        using Node = std::map<driver::DeviceAddress, Range>::node_type;
+        using Node = Ranges::node_type;
         Withdrawn(SharedRanges& owner, Node node) noexcept : owner_(owner), node_(std::move(node)) {}
 
         SharedRanges& owner_;
@@ -73,15 +82,59 @@ public:
         const MutexLock lock(mutex_);
         return {*this, ranges_.extract(address)};
     }
-    /// The memory of allocation `id`, which begins at `address`. `is_allocated`: whether it still is; asked
-    /// while it cannot be forgotten. Errors: not_owned; those of driver::export_memory().
-    [[nodiscard]] Result<Exported> open(const driver::Api& api, driver::DeviceAddress address,
-                                        std::uint64_t id, const std::function<bool()>& is_allocated);
+    /// The memory that `request` asks for, for `asker`. `is_allocated`: whether it still is; asked while it
+    /// cannot be forgotten. Errors: not_owned; refused (it sleeps); those of driver::export_memory().
+    [[nodiscard]] Result<Exported> open(const driver::Api& api, const model::SharedMemoryRequest& request,
+                                        const std::optional<ProcessIdentity>& asker,
+                                        const std::function<bool()>& is_allocated);
+    [[nodiscard]] Ranges all() const {
+        const MutexLock lock(mutex_);
+        return ranges_;
+    }
+
+    /// This process takes part in a sleep of `party` from now on; in none: 0.
+    void take_part(std::uint64_t party) noexcept {
+        const MutexLock lock(mutex_);
+        party_ = party;
+        is_decided_ = false;
+    }
+    [[nodiscard]] std::uint64_t party() const noexcept {
+        const MutexLock lock(mutex_);
+        return party_;
+    }
+    /// Those that go to sleep with the party are `going`; all others stay.
+    void decide(const std::set<driver::DeviceAddress>& going) noexcept {
+        const MutexLock lock(mutex_);
+        for (const auto address : going)
+            if (const auto found = ranges_.find(address); found != ranges_.end()) {
+                found->second.party = party_;
+                found->second.handle = 0;
+            }
+        is_decided_ = true;
+    }
+    /// Whether it goes; then the file whose first eight bytes count how often what is shared woke. Errors:
+    /// not_owned, timed_out (it is not decided), refused (it stays), io_failed.
+    [[nodiscard]] Result<UniqueFd> goes_down(const model::SharedMemoryRequest& request);
+    /// The memory of a range that is awake can be had again, that of one that sleeps (`handle_of` is 0)
+    /// cannot; with a `party`, by that alone.
+    void settle(const HandleOf& handle_of, std::uint64_t party) {
+        const MutexLock lock(mutex_);
+        for (auto& [address, range] : ranges_) {
+            range.handle = handle_of(address);
+            range.party = party;
+        }
+    }
+    /// What sleeps may change from now on: kept contents of importers do not count any more.
+    void begin_epoch() noexcept;
 
 private:
-    Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
+    mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
-    std::map<driver::DeviceAddress, Range> ranges_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Ranges ranges_ GPU_SLEEP_GUARDED_BY(mutex_);
+    std::uint64_t party_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    bool is_decided_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    HeldFile epochs_ GPU_SLEEP_GUARDED_BY(mutex_); ///< a file that importers have, too
+    std::uint64_t epoch_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
 };
 
 /// The last allocation that failed, until the log has said once who holds the GPU's memory. Thread-safe.

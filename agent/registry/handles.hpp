@@ -4,9 +4,11 @@
 
 #pragma once
 
+#include "base/fd.hpp"
 #include "base/process.hpp"
 #include "common/lock_order.hpp"
 #include "driver/memory.hpp"
+#include "model/request.hpp"
 
 #include <list>
 
@@ -67,14 +69,17 @@ struct Handles {
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
 };
 
-/// Memory of another process, opened here.
+/// Memory of another process, opened here. The ledger has it, where it begins at its place.
 struct Import {
     ProcessIdentity from;
-    std::uint64_t allocation = 0; ///< there
-    CUdeviceptr given = 0;        ///< what the program got
-    driver::VaReservation place;
+    model::SharedMemoryRequest asked; ///< by which that process knows it
+    CUdeviceptr given = 0;            ///< what the program got
+    std::optional<driver::VaReservation> place{};
     driver::DeviceMask access = 0;
     unsigned opens = 1;
+    bool is_asleep = false;
+    HeldFile epochs{};       ///< asleep: of the owner, see SharedRanges::goes_down()
+    std::uint64_t epoch = 0; ///< that it says while the contents kept here are the owner's
 };
 
 struct Imports {

@@ -32,6 +32,7 @@ public:
     [[nodiscard]] Clock::time_point since() const noexcept { return since_; }
     /// The peer's user, as the kernel says.
     [[nodiscard]] uid_t uid() const noexcept { return uid_; }
+    [[nodiscard]] pid_t peer() const noexcept { return peer_; }
 
     /// Reads what has arrived. Errors: connection_lost.
     [[nodiscard]] Result<void> receive();

@@ -326,7 +326,7 @@ bool Server::answer_at_once(Connection& connection, const protocol::Request& req
         return true;
     }
     if (const auto* wanted = std::get_if<model::SharedMemoryRequest>(&request)) {
-        const auto given = operations_.share(*wanted);
+        const auto given = operations_.share(*wanted, connection.peer());
         if (given)
             connection.answer(given->what, given->memory.get());
         else

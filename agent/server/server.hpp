@@ -32,8 +32,9 @@ public:
     [[nodiscard]] virtual model::Report status() = 0;
     /// Called on both threads: what status() says of all memory. Allocates nothing.
     [[nodiscard]] virtual model::State state() noexcept = 0;
-    /// Called on the listening thread: gives memory to another process of this user that has its handle.
-    [[nodiscard]] virtual Result<SharedMemory> share(const model::SharedMemoryRequest& request) = 0;
+    /// Called on the listening thread: answers another process of this user that has a handle of memory.
+    [[nodiscard]] virtual Result<SharedMemory> share(const model::SharedMemoryRequest& request,
+                                                     pid_t asker) = 0;
     /// Called on the operations thread, one at a time. `since`: when it was asked for. `directives` may be
     /// empty where the request is not joint. A wake is tried once: one that fails for want of GPU memory is
     /// called again while it may wait for it, then as one that is tried.

@@ -14,7 +14,7 @@ namespace gpu_sleep::agent::server {
 /// Memory of another process.
 struct SharedMemory {
     model::SharedMemory what;
-    UniqueFd memory; ///< the driver's descriptor of it
+    UniqueFd memory{}; ///< the driver's descriptor of it; or another, as the question says
 };
 
 /// Asks the agent of `process`, which must be of this user and in the same place of the file system. It

@@ -40,6 +40,8 @@ usage::Table table_of(Typed& typed) {
                {"--live-bytes", usage::size(request.live_bytes),
                 "How much memory to move from host memory back to the GPU (default: all that "
                 "gpu-sleep --live moved)"},
+               {"--with-sharers", usage::flag(request.with_sharers),
+                "Also wake the processes whose memory this one has opened, if they sleep"},
                usage::brief({"--gpu", usage::list("FROM=TO,...", typed.moves),
                              "From a deep sleep: wake on another GPU of the same kind"})}},
              {"When GPU memory is short",

@@ -8,6 +8,8 @@
 #include "control/driver_engine.hpp"
 #include "control/tasks.hpp"
 
+#include <sys/random.h>
+
 #include <iterator>
 
 namespace gpu_sleep::control {
@@ -282,6 +284,12 @@ std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& i
         members.push_back(target.process);
         tasks.push_back({std::move(target), &command_.request});
     }
+    std::uint64_t party = 0;
+    while (party == 0)
+        if (::getrandom(&party, sizeof party, 0) != sizeof party)
+            party = static_cast<std::uint64_t>(::getpid());
+    if (auto* const sleep = model::sleep_in(command_.request)) sleep->party = party;
+    if (auto* const wake = std::get_if<model::WakeRequest>(&command_.request)) wake->party = party;
     const client::Joint joint{sleep_of(command_) != nullptr, end_of(command_),
                               [&] { return check_members(members); }};
     return control::carry_out(finder_, std::move(tasks), {.joint = &joint}, listener, interruptions);

@@ -84,6 +84,7 @@ struct SleepRequest : Terms, Choice {
     /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
     /// Directive.
     bool joint = false;
+    std::uint64_t party = 0;          ///< random; the same for those that go together
     bool ignore_unknown_tags = false; ///< pass over those of `tags` that the process has not
     friend bool operator==(const SleepRequest&, const SleepRequest&) = default;
 };
@@ -130,6 +131,8 @@ struct WakeRequest : Terms {
     Milliseconds min_awake{30'000}; ///< with `make_room`: leave alone who was woken less than so long ago
     bool minds_inhibitors = false;  ///< with `make_room`: do not wait where inhibitors alone prevent it
     bool joint = false; ///< one of several that wake together: once all is ready, it waits for a Directive
+    std::uint64_t party = 0;   ///< as for a sleep
+    bool with_sharers = false; ///< wake processes that sleep with memory that is shared with this one
     /// For a deep sleeper: the GPUs to which it comes back. Lists every GPU that the driver sees, with the
     /// one that takes its place; empty: where it was.
     std::vector<GpuPair> gpus{};
@@ -197,15 +200,27 @@ struct TimerRequest : Placement {
 [[nodiscard]] Result<std::map<std::string, Bytes>> parse_live_bytes(std::string_view words,
                                                                     std::string_view own_tag);
 
-/// Asks for memory that the other program has shared, by the values in its handle.
+/// What agents ask each other about memory that one process, its owner, shares with others.
+enum class SharingQuestion : std::uint8_t {
+    memory = 0,    ///< of the owner: the memory
+    wake = 1,      ///< the same; if it sleeps, it is to wake
+    is_there = 2,  ///< of the owner: whether it has the memory, awake or asleep
+    goes_down = 3, ///< of the owner: whether it goes to sleep in that party; the answer has the owner's epoch
+    goes_along = 4, ///< of who opened it: whether that is so there
+};
+
+/// Asks about memory that a program has shared, by the values in its handle. Where the answer is no, it is
+/// refused; not_owned: there is none; timed_out: it is not decided yet.
 struct SharedMemoryRequest {
     std::array<std::uint64_t, 2> secret{}; ///< of the process that shares
     std::uint64_t address = 0;             ///< of the allocation there
     std::uint64_t allocation = 0;          ///< its number, because addresses are reused
+    SharingQuestion question = SharingQuestion::memory;
+    std::uint64_t party = 0; ///< of which the asker is; 0: none
     friend bool operator==(const SharedMemoryRequest&, const SharedMemoryRequest&) = default;
 };
 
-/// The answer. The memory itself comes with it as a descriptor.
+/// The answer. The memory itself, if that was asked for, comes with it as a descriptor.
 struct SharedMemory {
     Bytes bytes = 0;  ///< of the memory
     Bytes offset = 0; ///< of the allocation in it

@@ -75,6 +75,9 @@ constexpr auto accepted(model::Retention) {
 constexpr auto accepted(model::State) {
     return Range{model::State::awake, model::State::paused};
 }
+constexpr auto accepted(model::SharingQuestion) {
+    return Range{model::SharingQuestion::memory, model::SharingQuestion::goes_along};
+}
 constexpr auto accepted(model::OnTouch) {
     return Range{model::OnTouch::wait, model::OnTouch::fail};
 }
@@ -180,7 +183,7 @@ auto fields_of_sleep(auto& r, auto... idle) {
                       may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
                       may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
                       must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint),
-                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw));
+                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw), must<93>(r.party));
 }
 auto fields(Is<model::SleepRequest> auto& r) {
     return fields_of_sleep(r);
@@ -213,7 +216,8 @@ auto fields(Is<model::WakeRequest> auto& r) {
     return all_fields(must<1>(r.tags), must<2>(r.dry_run), must<3>(r.timeout), must<4>(r.bounds_all),
                       may<5>(r.wait), must<7>(r.make_room), must<8>(r.min_awake), must<9>(r.joint),
                       must<10>(r.gpus), must<72>(r.live_bytes), may<82>(r.ignore_unknown_tags),
-                      may<88>(r.asker), may<90>(r.minds_inhibitors));
+                      may<88>(r.asker), may<90>(r.minds_inhibitors), must<93>(r.party),
+                      may<94>(r.with_sharers));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));
@@ -227,7 +231,8 @@ auto fields(Is<model::TimerRequest> auto& r) {
                       must<9>(r.keep_files));
 }
 auto fields(Is<model::SharedMemoryRequest> auto& r) {
-    return all_fields(must<1>(r.secret), must<2>(r.address), must<3>(r.allocation));
+    return all_fields(must<1>(r.secret), must<2>(r.address), must<3>(r.allocation), must<93>(r.party),
+                      must<95>(r.question));
 }
 auto fields(Is<model::SharedMemory> auto& s) {
     return all_fields(must<1>(s.bytes), must<2>(s.offset));

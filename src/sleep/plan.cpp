@@ -176,10 +176,12 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         if (backing.stay_reason) continue;
         const auto& tag = ledger.tag(backing.tag);
         const bool is_in_place = backing.holds_contents;
-        const bool is_asked_for = request.tags.empty() || contains(request.tags, tag.name);
+        const bool is_asked_for =
+            request.tags.empty() || backing.imported || contains(request.tags, tag.name);
         // A deep sleep takes it all out: the driver may not bring such memory back.
         if (!is_asked_for && !(request.deep && is_in_place)) continue;
-        const bool keep = !is_asked_for || keeps_contents(request, tag.name, tag.policy);
+        // Of what is imported the owner decides, which may end before this process wakes.
+        const bool keep = !is_asked_for || backing.imported || keeps_contents(request, tag.name, tag.policy);
         const bool is_damaged = backing.residence() == Residence::damaged;
         const auto asked = store_asked_for(request, tag.name);
         const bool has_kept = backing.is_asleep() && backing.kept.range != 0;
@@ -203,7 +205,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         add_to(plan, backing, action);
         if (!plan.targets.contains(backing.tag))
             plan.targets.emplace(backing.tag, SleepPlan::Target{tag.name, store_for(request, tag.name)});
-        if (moves) continue;
+        if (moves || backing.imported) continue;
         add_once(plan.tags, tag.name);
         if (action != Action::give_up) plan.awake_tags.insert(tag.name);
         if (action == Action::keep || action == Action::stay ||
@@ -284,6 +286,10 @@ Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& req
                                         tag.name, backing.address, format_bytes(backing.bytes)));
     }
     for (auto* backing : asleep) {
+        if (backing->imported) {
+            plan.imports.push_back(backing);
+            continue;
+        }
         if (plan.spoiled.contains(backing->tag)) continue;
         plan.devices[backing->device].push_back(backing);
         // All but what is placed there from the start comes back with it.

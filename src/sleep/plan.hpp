@@ -146,13 +146,18 @@ void note_in_place(const SleepPlan& plan, model::Report& report);
 /// Tags that stay asleep although they were to wake, each with the reason.
 using Spoiled = std::map<ledger::TagId, Error>;
 
+/// Gives memory of other processes the driver's handles, once the process's own is there. Empty: that stays
+/// asleep.
+using Fetch = std::function<Result<void>(std::span<ledger::Backing* const>)>;
+
 struct WakePlan {
     std::map<int, std::vector<ledger::Backing*>> devices;
+    std::vector<ledger::Backing*> imports;    ///< of other processes, once all else is there
     std::set<const ledger::Backing*> to_host; ///< of those, the ones that get host memory again
     std::vector<ledger::TagId> tags;
     std::vector<ledger::TagId> dropped_tags; ///< of those, the ones that lost contents
     Spoiled spoiled;                         ///< not among `tags`
-    [[nodiscard]] bool is_empty() const noexcept { return devices.empty(); }
+    [[nodiscard]] bool is_empty() const noexcept { return devices.empty() && imports.empty(); }
     /// The memory that it makes on the device.
     [[nodiscard]] Bytes needs(int device) const;
     /// The host memory that it makes.

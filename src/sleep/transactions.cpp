@@ -246,8 +246,9 @@ Result<WakePlan> Transactions::plan_wake(const model::WakeRequest& request) {
 }
 
 Result<Woken> Transactions::wake(const model::WakeRequest& request, const Control& control,
-                                 model::Report& report) {
+                                 model::Report& report, const Fetch& fetch) {
     auto plan = GPU_SLEEP_TRY(plan_wake(request));
+    if (!fetch) plan.imports.clear();
     auto has_host_memory = count_host_backed_by(plan, request, report);
     if (request.dry_run) {
         if (!has_host_memory)
@@ -270,7 +271,7 @@ Result<Woken> Transactions::wake(const model::WakeRequest& request, const Contro
     Woken woken;
     auto prepared = guarded([&]() -> Result<void> {
         const log::Step step("take GPU memory and copy contents back");
-        GPU_SLEEP_TRY(transaction.prepare(plan, control));
+        GPU_SLEEP_TRY(transaction.prepare(plan, control, fetch));
         spoiled.insert(transaction.spoiled().begin(), transaction.spoiled().end());
         // What takes memory comes first: what is awake must be told of.
         woken = woken_but(spoiled, plan);

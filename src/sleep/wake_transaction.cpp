@@ -96,7 +96,8 @@ Result<void> WakeTransaction::open(DeviceWake& device, const WakePlan& plan) {
     return check_free_memory(plan, device.device, {device.report.free_before, device.report.total});
 }
 
-Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Control& control) {
+Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Control& control,
+                                      const Fetch& fetch) {
     Bytes total = 0;
     to_host_ = plan.to_host;
     for (const auto& [ordinal, backings] : plan.devices) {
@@ -110,6 +111,14 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Cont
     GPU_SLEEP_TRY(run_side_by_side(devices_, progress,
                                    [&](DeviceWake& device) { return bring_back(device, progress); }));
     for (const auto& device : devices_) note_spoiled(device);
+    imports_ = plan.imports;
+    if (fetch) GPU_SLEEP_TRY(fetch(imports_));
+    for (auto* import : imports_) {
+        const driver::AddressSpan span{import->address, import->bytes};
+        if (!import->mapped) GPU_SLEEP_TRY(driver::map(api_, span, import->handle));
+        import->mapped = true;
+        GPU_SLEEP_TRY(driver::set_access(api_, span, import->access));
+    }
     return {};
 }
 
@@ -200,17 +209,19 @@ Result<void> WakeTransaction::fill_run(DeviceWake& device, const Run& run, conte
 
 void WakeTransaction::commit() {
     auto room = contents_.room_beside_retained(room_to_retain_);
+    const auto woke = [&](const std::vector<Backing*>& backings) {
+        for (auto* backing : backings) {
+            backing->needs_refill |= backing->has_lost_contents();
+            backing->kept.bytes = 0;
+            if (!contents_.retain(backing->kept.range, room)) backing->kept = {};
+            backing->was_host_backed = false;
+            Ledger::move(*backing, Residence::device);
+        }
+    };
+    woke(imports_);
     for (auto& device : devices_) {
         take_back_spoiled(device);
-        for (const auto& run : device.runs) {
-            for (auto* backing : run.backings) {
-                backing->needs_refill |= backing->has_lost_contents();
-                backing->kept.bytes = 0;
-                if (!contents_.retain(backing->kept.range, room)) backing->kept = {};
-                backing->was_host_backed = false;
-                Ledger::move(*backing, Residence::device);
-            }
-        }
+        for (const auto& run : device.runs) woke(run.backings);
         const auto current = device.session->enter();
         if (const auto memory = device.session->memory_info()) device.report.free_after = memory->free;
     }
@@ -251,6 +262,7 @@ Bytes WakeTransaction::close(const std::vector<Backing*>& opened) {
 
 bool WakeTransaction::undo() {
     bool have_ended = true;
+    static_cast<void>(close(imports_));
     for (auto& device : devices_) {
         have_ended &= !device.session || device.session->synchronize();
         device.session.reset();
@@ -260,7 +272,8 @@ bool WakeTransaction::undo() {
 }
 
 bool WakeTransaction::has_changed() const noexcept {
-    return std::ranges::any_of(devices_, [](const DeviceWake& device) { return !device.runs.empty(); });
+    return !imports_.empty() ||
+           std::ranges::any_of(devices_, [](const DeviceWake& device) { return !device.runs.empty(); });
 }
 
 void WakeTransaction::describe(model::Report& report) const {

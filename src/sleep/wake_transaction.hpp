@@ -39,8 +39,10 @@ public:
     WakeTransaction(const driver::Api& api, contents::Contents& contents) noexcept
         : api_(api), contents_(contents) {}
 
-    /// Errors: out_of_device_memory, driver_failed, context_lost, cancelled; call undo() after each.
-    [[nodiscard]] Result<void> prepare(const WakePlan& plan, const contents::Control& control);
+    /// Errors: out_of_device_memory, driver_failed, context_lost, cancelled, those of `fetch`; call undo()
+    /// after each.
+    [[nodiscard]] Result<void> prepare(const WakePlan& plan, const contents::Control& control,
+                                       const Fetch& fetch);
     /// The tags that stay asleep, known once prepare() is done.
     [[nodiscard]] const Spoiled& spoiled() const noexcept { return spoiled_; }
     /// Spoiled tags sleep again, and what of them is damaged is marked. All others are awake.
@@ -73,6 +75,7 @@ private:
     const driver::Api& api_;
     contents::Contents& contents_;
     std::vector<DeviceWake> devices_;
+    std::vector<ledger::Backing*> imports_;
     std::set<const ledger::Backing*> to_host_; ///< of the plan
     Bytes room_to_retain_ = 0;                 ///< while the last of it was copied
     Spoiled spoiled_;                          ///< on any device

@@ -153,6 +153,7 @@ SleepRequest sleep_to_send() {
     sleep.deep = true;
     sleep.min_awake = Milliseconds(0x090a);
     sleep.joint = true;
+    sleep.party = 0x0d0e;
     sleep.ignore_unknown_tags = true;
     return sleep;
 }
@@ -164,6 +165,8 @@ WakeRequest wake_to_send() {
             true,
             Milliseconds(0x0b0c),
             true,
+            true,
+            0x0d0e,
             true,
             {{"f", "t"}}};
 }
@@ -218,7 +221,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                              "1680010000000117800100000001"
                              "1880080000000b0a00000000000019800100000001"
                              "1a80080000000a090000000000001b800100000001"
-                             "52000100000001";
+                             "520001000000015d80080000000e0d000000000000";
     check_bytes(sleep_to_send(), first + last);
     check_bytes(IdleSleepRequest{sleep_to_send(), Milliseconds(0x0708)},
                 first + "1480080000000807000000000000" + last);
@@ -247,7 +250,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                       "07800100000001"
                       "0880080000000c0b00000000000009800100000001"
                       "0a80120000000e0000000180010000006602800100000074"
-                      "4880080000000f0e000000000000520001000000015a000100000001");
+                      "4880080000000f0e000000000000520001000000015a000100000001"
+                      "5d80080000000e0d0000000000005e000100000001");
     check_bytes(Directive{Directive::Kind::let_through, 8}, "06:"
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"

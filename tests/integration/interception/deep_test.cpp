@@ -195,6 +195,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     if (kind == "imported") pass_on(*other, machine.host, "host_shared");
     const std::string why = kind == "managed"     ? "managed memory"
                             : kind == "multicast" ? "multicast memory"
+                            : kind == "shared"    ? "put all of them to sleep together"
                             : kind == "decoder"   ? "libnvcuvid.so.1 for the GPU's video and JPEG decoders"
                                                   : "NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
     if (kind == "managed") { // gpu-ps says so beforehand, and so does a rehearsal
@@ -217,15 +218,10 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
 TEST_CASE("Deep: what others have a part in is refused for as long as any of it may be there", "[deep]") {
     DeepMachine machine;
     const auto row =
-        GENERATE(Arguments{"event", "shares events with other processes"},
-                 Arguments{"opened_event", "shares events with other processes"},
-                 Arguments{"pool", "shares memory"}, Arguments{"imported_pool", "shares memory"},
+        GENERATE(Arguments{"pool", "shares memory"}, Arguments{"imported_pool", "shares memory"},
                  Arguments{"memory", "from outside CUDA"}, Arguments{"semaphore", "from outside CUDA"});
     INFO(row[0]);
-    std::string handle;
-    std::optional<Host> other; // which has to live when its event is opened
-    if (row[0] == "opened_event") handle = other.emplace(machine.plain()).tell("shared_object event");
-    machine.host.tell(fmt::format("shared_object {} {}", row[0], handle));
+    machine.host.tell("shared_object " + row[0]);
     const auto refused = machine.command("deep");
     CHECK(refused.status == 1);
     CHECK(refused.json("/processes/0/state") == "awake");
@@ -237,6 +233,16 @@ TEST_CASE("Deep: what others have a part in is refused for as long as any of it 
     }
     machine.fall_asleep();
     machine.wake_whole();
+}
+
+TEST_CASE("Deep: events that processes share do not stand in its way", "[deep]") {
+    DeepMachine machine;
+    Host other(machine.plain()); // which has to live when its event is opened
+    const auto handle = other.tell("shared_object event");
+    machine.host.tell(GENERATE(false, true) ? "shared_object event" : "shared_object opened_event " + handle);
+    machine.fall_asleep();
+    machine.wake_whole();
+    machine.host.tell("destroy_shared");
 }
 
 TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhile, as amid an upgrade",

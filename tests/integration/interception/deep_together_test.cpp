@@ -139,21 +139,20 @@ TEST_CASE("Deep together: one that goes back with the others meets touches as be
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that shares memory once all are checked sleeps plainly, and is never locked",
+TEST_CASE("Deep together: one that uses semaphores once all are checked sleeps plainly, and is never locked",
           "[deep][deep_together]") {
     DeepFamily family(2, {}, {delay("nvmlDeviceGetMemoryInfo", "2000ms")});
-    const auto shared = make_piece(family[0], "plain", k_piece_bytes);
     const auto trace = family.file("trace");
     Process sleeping(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace}));
     await_process_outside(family[0].pid(), "look"); // it is asked once all else is checked
-    family[0].tell("share " + shared.number);
+    family[0].tell("shared_object semaphore");
     const auto slept = sleeping.finish();
     CHECK(slept.status == 7);
-    CHECK_THAT(slept.err, mentions("asleep, but not deeply: it shares memory"));
+    CHECK_THAT(slept.err, mentions("asleep, but not deeply: it has used memory or semaphores"));
     CHECK_THAT(slept.err, mentions("2 processes are asleep, 1 of them deeply"));
     CHECK(calls_done(trace, "cuCheckpointProcessLock") == 1);
     CHECK(family.states().deep == 1);
-    family[0].tell("free " + shared.number);
+    family[0].tell("destroy_shared");
     family.check_completes();
 }
 

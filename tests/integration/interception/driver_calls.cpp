@@ -34,6 +34,8 @@ const Control& control() {
             reinterpret_cast<decltype(&::sim_require_access)>(find_or_die(library, "sim_require_access")),
             reinterpret_cast<decltype(&::sim_free_bytes)>(find_or_die(library, "sim_free_bytes")),
             reinterpret_cast<decltype(&::sim_fault_counts)>(find_or_die(library, "sim_fault_counts")),
+            reinterpret_cast<decltype(&::sim_fail)>(find_or_die(library, "sim_fail")),
+            reinterpret_cast<decltype(&::sim_clear)>(find_or_die(library, "sim_clear")),
         };
     }();
     return found;

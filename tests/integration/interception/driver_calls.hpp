@@ -107,6 +107,8 @@ struct Control {
     decltype(&::sim_require_access) require_access;
     decltype(&::sim_free_bytes) free_bytes;
     decltype(&::sim_fault_counts) fault_counts;
+    decltype(&::sim_fail) fail;
+    decltype(&::sim_clear) clear;
 };
 [[nodiscard]] const Control& control();
 

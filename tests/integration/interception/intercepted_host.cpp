@@ -47,6 +47,13 @@ Piece make_piece(Host& host, const std::string& kind, std::uint64_t bytes) {
     return piece;
 }
 
+Piece open_piece(Host& host, const std::string& handle, std::uint64_t bytes) {
+    Piece piece;
+    std::istringstream(host.tell(fmt::format("open {} {}", handle, bytes))) >> piece.number >> piece.address;
+    piece.hash = host.tell("hash " + piece.number);
+    return piece;
+}
+
 void check_intact(Host& host, const Piece& piece) {
     INFO("memory " << piece.number << " at " << piece.address);
     CHECK(host.tell("hash " + piece.number) == piece.hash);

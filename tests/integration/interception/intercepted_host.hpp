@@ -60,6 +60,9 @@ inline constexpr std::uint64_t k_piece_bytes = std::uint64_t{5} << 20;
 /// Allocates `bytes` in the way `kind` and fills them. A piece that was filled earlier has other bytes.
 [[nodiscard]] Piece make_piece(Host& host, const std::string& kind, std::uint64_t bytes);
 
+/// `piece` of another host, opened by its handle.
+[[nodiscard]] Piece open_piece(Host& host, const std::string& handle, std::uint64_t bytes);
+
 /// Its contents are what they were.
 void check_intact(Host& host, const Piece& piece);
 

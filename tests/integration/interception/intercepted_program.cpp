@@ -503,6 +503,14 @@ Answer do_faults(Words&) {
     return fmt::format("{} {}", counts.illegal_accesses, counts.broken_captures);
 }
 
+/// fail [NTH]: that call of the driver fails from now on, once, or none; "FAILED", how many have so far
+Answer do_fail(Words& words) {
+    control().clear();
+    if (const auto nth = next<std::uint64_t>(words, 0); nth != 0)
+        control().fail("*", nth, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    return std::to_string(control().fault_counts().injected_failures);
+}
+
 /// second_gpu: begins to use another
 Answer do_second_gpu(Words&) {
     CUcontext context = nullptr;
@@ -563,6 +571,7 @@ const Commands& commands() {
         {"sleep_self", do_sleep_self},
         {"wake_self", do_wake_self},
         {"faults", do_faults},
+        {"fail", do_fail},
         {"second_gpu", do_second_gpu},
         {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},

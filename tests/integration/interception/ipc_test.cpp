@@ -15,14 +15,6 @@ namespace {
 
 constexpr std::uint64_t k_small = 64 << 10; // shares a range with others
 
-/// `piece` of another host, opened by its handle.
-Piece open(Host& host, const std::string& handle, std::uint64_t bytes) {
-    Piece piece;
-    std::istringstream(host.tell(fmt::format("open {} {}", handle, bytes))) >> piece.number >> piece.address;
-    piece.hash = host.tell("hash " + piece.number);
-    return piece;
-}
-
 } // namespace
 
 TEST_CASE("IPC: another process opens intercepted memory, which stays while the rest sleeps",
@@ -39,9 +31,9 @@ TEST_CASE("IPC: another process opens intercepted memory, which stays while the 
     const auto handle = giver.tell("share " + given.number);
     CHECK(giver.tell("share " + given.number) == handle);
 
-    const auto opened = open(taker, handle, bytes);
+    const auto opened = open_piece(taker, handle, bytes);
     CHECK(opened.hash == given.hash);
-    const auto again = open(taker, handle, bytes);
+    const auto again = open_piece(taker, handle, bytes);
     CHECK(again.address == opened.address);
 
     const auto before = free_bytes(giver);
@@ -80,7 +72,7 @@ TEST_CASE("IPC: a process that is being put to sleep shares at once, and tells h
                told.json("/processes/0/report/residual/0/kind") == "ipc";
     }));
     const auto start = Clock::now();
-    CHECK(open(taker, handle, k_piece_bytes).hash == given.hash);
+    CHECK(open_piece(taker, handle, k_piece_bytes).hash == given.hash);
     CHECK(Clock::now() - start < Milliseconds(4000));
     CHECK(sleeping.finish().json("/processes/0/report/changed") == "true");
     CHECK(giver.command("gpu-wake").status == 0);
@@ -125,7 +117,7 @@ TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there",
     Captured taker(k_runtime);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
-    const auto opened = open(taker, handle, k_piece_bytes);
+    const auto opened = open_piece(taker, handle, k_piece_bytes);
     giver.tell("free " + given.number);
     CHECK(taker.tell("hash " + opened.number) == given.hash);
     taker.tell("free " + opened.number);
@@ -139,7 +131,7 @@ TEST_CASE("IPC: what is closed during a capture goes when that ends", "[ipc]") {
     giver.tell("start");
     const auto before = free_bytes(giver);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
-    const auto opened = open(taker, giver.tell("share " + given.number), k_piece_bytes);
+    const auto opened = open_piece(taker, giver.tell("share " + given.number), k_piece_bytes);
     const auto from = make_piece(taker, "plain", k_piece_bytes);
     const auto to = make_piece(taker, "plain", k_piece_bytes);
     giver.tell("free " + given.number);
@@ -160,7 +152,7 @@ TEST_CASE("IPC: what is open outlives the process that shared it; nothing more o
     Captured late(k_runtime);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
-    const auto opened = open(taker, handle, k_piece_bytes);
+    const auto opened = open_piece(taker, handle, k_piece_bytes);
     giver.kill();
     static_cast<void>(make_piece(taker, "plain", k_piece_bytes)); // something that sleeps
     taker.cycle();
@@ -179,7 +171,7 @@ TEST_CASE("IPC: a sleeping allocation is shared once it is awake", "[ipc]") {
     REQUIRE(giver.command("gpu-wake").status == 0);
     const auto answer = giver.process().read_line();
     REQUIRE(answer.substr(0, 3) == "ok ");
-    CHECK(open(taker, answer.substr(3), k_piece_bytes).hash == given.hash);
+    CHECK(open_piece(taker, answer.substr(3), k_piece_bytes).hash == given.hash);
 }
 
 TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]") {
@@ -202,7 +194,7 @@ TEST_CASE("IPC: what the driver refuses fails, and can be tried again", "[ipc]")
     const auto before = free_bytes(taker);
     if (!is_export)
         CHECK(taker.ask(fmt::format("open {} {}", handle, k_piece_bytes)).substr(0, 6) == "error ");
-    const auto opened = open(taker, handle, k_piece_bytes);
+    const auto opened = open_piece(taker, handle, k_piece_bytes);
     CHECK(opened.hash == given.hash);
     taker.tell("free " + opened.number);
     CHECK(free_bytes(taker) == before);

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// Memory that processes share by CUDA IPC: it sleeps if all of them do, and comes back to all of them.
+
+#include "deep_family.hpp"
+
+#include "support/catch.hpp"
+
+#include <fmt/format.h>
+
+using namespace gpu_sleep;
+using namespace gpu_sleep::test;
+
+namespace {
+
+constexpr std::uint64_t k_in_common = 64 << 10; // small allocations share ranges
+
+/// Two programs, of which each has opened memory of the other.
+struct Pair {
+    explicit Pair(std::uint64_t each = k_piece_bytes) : bytes(each) {
+        back = make_piece(taker, "plain", bytes);
+        given = make_piece(giver, "plain", bytes);
+        opened = open_piece(taker, giver.tell("share " + given.number), bytes);
+        opened_back = open_piece(giver, taker.tell("share " + back.number), bytes);
+        taken = free_bytes(giver);
+    }
+    [[nodiscard]] Output command(const std::string& name, Arguments options = {}) const {
+        return run(family.launch(name, with({DeepFamily::root(), "--tree"}, options)));
+    }
+    [[nodiscard]] Output command(Host& host, const std::string& name, Arguments options = {}) const {
+        return run(family.launch(name, with({std::to_string(host.pid())}, options)));
+    }
+    void fall_asleep(Arguments options = {}) {
+        REQUIRE(succeeded(command("gpu-sleep", std::move(options))));
+        CHECK(family.states().asleep == 2);
+    }
+    void wake() {
+        CHECK(succeeded(command("gpu-wake")));
+        check();
+    }
+    /// All is awake and right, and it is one memory still.
+    void check() {
+        CHECK(family.states().awake == 2);
+        CHECK(free_bytes(giver) == taken);
+        CHECK(taker.tell("hash " + opened.number) == given.hash);
+        CHECK(giver.tell("hash " + opened_back.number) == back.hash);
+        given.hash = taker.tell("launch " + opened.number + " 3");
+        check_intact(giver, given);
+        back.hash = giver.tell("launch " + opened_back.number + " 7");
+        check_intact(taker, back);
+        for (auto* const host : {&giver, &taker}) check_no_harm(*host);
+    }
+
+    DeepFamily family{2};
+    Host& giver = family[0];
+    Host& taker = family[1];
+    std::uint64_t bytes;
+    Piece given, back, opened, opened_back;
+    std::uint64_t taken = 0; ///< what is free while all is awake
+};
+
+} // namespace
+
+TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[sharing]") {
+    Pair pair(GENERATE(k_piece_bytes, k_in_common));
+    for (int round = 0; round < 2; ++round) {
+        pair.fall_asleep();
+        for (auto* const host : {&pair.giver, &pair.taker}) CHECK(host->report("residual/0/kind") == "none");
+        CHECK(free_bytes(pair.giver) >= pair.taken + 2 * std::max<std::uint64_t>(pair.bytes, 2 << 20));
+        pair.wake();
+    }
+    pair.taker.tell("free " + pair.opened.number);
+    pair.giver.tell("free " + pair.given.number);
+    pair.fall_asleep();
+    pair.giver.tell("free " + pair.opened_back.number);
+    CHECK(succeeded(pair.command("gpu-wake")));
+    check_intact(pair.taker, pair.back);
+}
+
+TEST_CASE("Sharing: deep sleeps need no more than that all take part", "[sharing]") {
+    Pair pair;
+    const auto alone = pair.command(pair.giver, "gpu-sleep", {"--deep"});
+    CHECK(alone.status == 1);
+    CHECK_THAT(alone.err, mentions("it shares memory with other processes") && mentions("--tree"));
+    pair.fall_asleep({"--deep"});
+    CHECK(pair.family.states().deep == 2);
+    pair.wake();
+}
+
+TEST_CASE("Sharing: who sleeps alone leaves it on the GPU, as does a party that somebody is missing in",
+          "[sharing]") {
+    Pair pair;
+    Host other(captured_launch(k_linked, pair.family.plain().environment));
+    pair.taken -= k_context_bytes;
+    const auto third = open_piece(other, pair.giver.tell("share " + pair.given.number), pair.bytes);
+    const auto of_group = [&](const std::string& name, Arguments options) {
+        return run(pair.family.launch(name, with({"--group", DeepFamily::group()}, options)));
+    };
+    CHECK(of_group("gpu-sleep", {"--deep"}).status == 1);
+    CHECK(pair.family.states().awake == 2);
+    const auto slept = of_group("gpu-sleep", {"--json"});
+    REQUIRE(succeeded(slept));
+    CHECK_THAT(slept.out, mentions(fmt::format("shared with process {}, which does not sleep", other.pid())));
+    CHECK(pair.giver.report("residual/0/kind") == "ipc");
+    CHECK(other.tell("hash " + third.number) == pair.given.hash);
+    pair.given.hash = other.tell("launch " + third.number + " 5");
+    CHECK(succeeded(of_group("gpu-wake", {})));
+    pair.check();
+}
+
+TEST_CASE("Sharing: who has opened it wakes with its owner, or says so", "[sharing]") {
+    Pair pair;
+    pair.giver.tell("free " + pair.opened_back.number);
+    pair.taken = free_bytes(pair.giver);
+    pair.fall_asleep({"--on-touch", "wake"});
+    SECTION("refused") {
+        const auto woken = pair.command(pair.taker, "gpu-wake");
+        CHECK(woken.status == 7);
+        CHECK_THAT(woken.err, mentions(std::to_string(pair.giver.pid())) && mentions("--with-sharers"));
+        CHECK(pair.family.states().asleep == 2);
+    }
+    SECTION("with it") {
+        CHECK(succeeded(pair.command(pair.taker, "gpu-wake", {"--with-sharers"})));
+        CHECK(pair.family.states().awake == 2);
+    }
+    SECTION("by a touch") {
+        CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+        CHECK(pair.family.states().awake == 2);
+    }
+    SECTION("after it, which has changed it") {
+        CHECK(succeeded(pair.command(pair.giver, "gpu-wake")));
+        pair.given.hash = pair.giver.tell("launch " + pair.given.number + " 5");
+        CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
+    }
+    CHECK(succeeded(pair.command("gpu-wake")));
+    CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+    check_intact(pair.giver, pair.given);
+    check_intact(pair.taker, pair.back);
+}
+
+TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
+    Pair pair;
+    const bool is_deep = GENERATE(false, true);
+    pair.fall_asleep(is_deep ? Arguments{"--deep"} : Arguments{});
+    const bool woke = GENERATE(false, true);
+    if (woke) {
+        CHECK(succeeded(pair.command(pair.giver, "gpu-wake", {"--with-sharers"})));
+        pair.fall_asleep();
+    }
+    pair.giver.kill();
+    CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
+    CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+    check_intact(pair.taker, pair.back);
+    CHECK(succeeded(pair.command(pair.taker, "gpu-sleep"))); // it is its own now
+    CHECK(pair.taker.report("residual/0/kind") == "ipc");    // but not what it has shared itself
+    CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
+    CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+    pair.taker.tell("free " + pair.opened.number);
+}
+
+TEST_CASE("Sharing: what its owner changed before it ended is reported as lost", "[sharing]") {
+    Pair pair;
+    pair.giver.tell("free " + pair.opened_back.number);
+    pair.fall_asleep();
+    CHECK(succeeded(pair.command(pair.giver, "gpu-wake")));
+    pair.giver.tell("launch " + pair.given.number + " 5");
+    pair.giver.kill();
+    const auto woken = pair.command(pair.taker, "gpu-wake", {"--json"});
+    CHECK(succeeded(woken));
+    CHECK_THAT(woken.out, mentions("are zero: process"));
+    CHECK(pair.taker.tell("hash " + pair.opened.number) != pair.given.hash);
+    check_intact(pair.taker, pair.back);
+}
+
+TEST_CASE("Sharing: who opens what sleeps waits until it is awake, and wakes it", "[sharing]") {
+    Pair pair;
+    const auto handle = pair.giver.tell("share " + pair.given.number);
+    pair.fall_asleep();
+    Host late(captured_launch(k_linked, pair.family.plain().environment));
+    const auto opened = open_piece(late, handle, pair.bytes);
+    CHECK(opened.hash == pair.given.hash);
+    CHECK(succeeded(pair.command("gpu-wake")));
+    CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+}
+
+TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake", "[sharing]") {
+    const bool is_wake = GENERATE(false, true);
+    const bool is_giver = GENERATE(false, true);
+    constexpr int k_step = 9; // each takes a quarter of a second
+    Pair pair;
+    auto& host = is_giver ? pair.giver : pair.taker;
+    std::string failed = "0";
+    for (int nth = 1;; nth += k_step) {
+        INFO("call " << nth << (is_giver ? " of the owner" : " of the other")
+                     << (is_wake ? ", waking" : ", falling asleep"));
+        if (is_wake) pair.fall_asleep();
+        host.tell(fmt::format("fail {}", nth));
+        static_cast<void>(pair.command(is_wake ? "gpu-wake" : "gpu-sleep"));
+        const bool is_end = failed == std::exchange(failed, host.tell("fail"));
+        const auto states = pair.family.states();
+        CHECK((states.asleep == 2 || states.awake == 2));
+        pair.fall_asleep();
+        pair.wake();
+        if (is_end) break;
+    }
+}
