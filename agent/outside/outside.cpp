@@ -232,14 +232,25 @@ public:
         return {};
     }
     [[nodiscard]] bool has_ended() const noexcept { return has_ended_; }
+    /// Whether it could run if it wanted to: it is neither stopped, nor without a processor. True if that is
+    /// not known. Source: proc_pid_stat(5).
+    [[nodiscard]] bool can_run() const {
+        std::array<char, 256> text{};
+        if (!stat_.is_held() || ::pread(stat_.get(), text.data(), text.size(), 0) <= 0) return true;
+        const std::string_view stat(text.data(), text.size());
+        const auto name_end = stat.rfind(") ");
+        return name_end == std::string_view::npos || stat.find_first_of("RTt", name_end) != name_end + 2;
+    }
 
 private:
-    OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid) noexcept
-        : socket_(std::move(socket)), attendant_(std::move(attendant)), pid_(pid) {}
+    OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid)
+        : socket_(std::move(socket)), attendant_(std::move(attendant)), pid_(pid),
+          stat_(open_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC)) {}
 
     HeldFile socket_;
     Attendant attendant_;
     pid_t pid_;
+    HeldFile stat_;    ///< for can_run(): the program may change its root
     std::string text_; ///< not yet given out
     bool has_ended_ = false;
 };
@@ -251,11 +262,12 @@ Error unanswered(std::string_view why) {
                       "the helper process cannot find out how much GPU memory is free: {}", why);
 }
 
-/// Reads its figures of all GPUs, if they come in time; or says in `why` why not.
+/// Reads its figures of all GPUs, if they come by `deadline` and while it `goes_on`; or says in `why` why
+/// not.
 std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_point deadline,
-                                                 std::string& why) {
+                                                 const std::function<bool()>& goes_on, std::string& why) {
     std::vector<OutsideGpu> gpus;
-    while (auto line = run.next_line(deadline)) {
+    while (auto line = run.next_line(deadline, goes_on)) {
         if (*line == k_last_line) return gpus;
         std::istringstream words(*line);
         OutsideGpu gpu;
@@ -313,8 +325,9 @@ OutsideLooks::OutsideLooks(const Outside& outside) noexcept : outside_(&outside)
 OutsideLooks::~OutsideLooks() = default;
 
 Result<std::vector<OutsideGpu>> OutsideLooks::look() {
-    constexpr Milliseconds k_patience{5'000};
-    const auto deadline = Clock::now() + k_patience;
+    const auto deadline = Clock::now() + k_longest_look;
+    int tenths_left = 50; // of a second, in which it can run
+    const auto goes_on = [&] { return !run_->can_run() || tenths_left-- > 0; };
     std::string why = "the management library does not answer";
     for (bool is_wanted = true; is_wanted;) {
         const bool is_new = !run_;
@@ -326,7 +339,7 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look() {
             run_ = std::make_unique<OutsideRun>(*std::move(run));
         }
         run_->let_go();
-        if (auto gpus = read_gpus(*run_, deadline, why)) return *std::move(gpus);
+        if (auto gpus = read_gpus(*run_, deadline, goes_on, why)) return *std::move(gpus);
         is_wanted = !is_new && run_->has_ended();
         run_.reset();
     }
