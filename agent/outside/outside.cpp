@@ -9,6 +9,7 @@
 #include "base/symbols.hpp"
 #include "client/answer_timeout.hpp"
 #include "common/named_tracer.hpp"
+#include "model/environment.hpp"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -306,6 +307,9 @@ Result<Outside> Outside::open() {
     const std::unique_ptr<char, void (*)(void*)> path(::realpath(library.dli_fname, nullptr), &std::free);
     const std::string_view own = path ? path.get() : library.dli_fname;
     Outside outside;
+    // Where gpu-enable loads the agent into all programs, it must not put this one to sleep. The first one of
+    // a name counts.
+    outside.environment_.push_back(fmt::format("{}=1", model::environment::k_disable));
     outside.program_ = std::string(own.substr(0, own.rfind('/') + 1)) + "gpu-sleep-outside";
     if (!outside.is_there()) return unanswered(outside.program_ + " is missing");
     outside.file_ = HeldFile(open_file(AT_FDCWD, outside.program_.c_str(), O_PATH | O_CLOEXEC));

@@ -310,6 +310,8 @@ class Containers(unittest.TestCase):
                 while not json.loads(MACHINE_HERE.command("gpu-ps", "--json", pid).stdout)["processes"][0]["report"]["deep"]:
                     self.assertLess(time.monotonic(), end)
                     time.sleep(0.1)
+                # The helper would be idle, too, and sleep instead of answering.
+                self.assertNotIn("gpu-sleep-outside", MACHINE_HERE.command("gpu-ps", "--json").stdout)
                 woken = MACHINE_HERE.command("gpu-wake", pid)
                 self.assertEqual(woken.returncode, 0, woken.stderr)
                 self.assertEqual(container.answer("checksum"), before)
