@@ -233,25 +233,19 @@ public:
         return {};
     }
     [[nodiscard]] bool has_ended() const noexcept { return has_ended_; }
-    /// Whether it could run if it wanted to: it is neither stopped, nor without a processor. True if that is
-    /// not known. Source: proc_pid_stat(5).
+    /// Whether it could run if it wanted to: it is neither stopped, nor without a processor, as far as is
+    /// known.
     [[nodiscard]] bool can_run() const {
-        std::array<char, 256> text{};
-        if (!stat_.is_held() || ::pread(stat_.get(), text.data(), text.size(), 0) <= 0) return true;
-        const std::string_view stat(text.data(), text.size());
-        const auto name_end = stat.rfind(") ");
-        return name_end == std::string_view::npos || stat.find_first_of("RTt", name_end) != name_end + 2;
+        return std::string_view("RTt").find(state_of(pid_)) == std::string_view::npos;
     }
 
 private:
-    OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid)
-        : socket_(std::move(socket)), attendant_(std::move(attendant)), pid_(pid),
-          stat_(open_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC)) {}
+    OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid) noexcept
+        : socket_(std::move(socket)), attendant_(std::move(attendant)), pid_(pid) {}
 
     HeldFile socket_;
     Attendant attendant_;
     pid_t pid_;
-    HeldFile stat_;    ///< for can_run(): the program may change its root
     std::string text_; ///< not yet given out
     bool has_ended_ = false;
 };
