@@ -13,6 +13,7 @@
 #include "checkpoint/steps.hpp"
 #include "driver/checkpoint.hpp"
 #include "driver/management.hpp"
+#include "outside/outside.hpp"
 
 #include <fmt/format.h>
 #include <sys/prctl.h>
@@ -32,7 +33,7 @@ bool say(std::string_view line) {
 }
 
 int look(pid_t pid) {
-    constexpr unsigned k_patience = 10; // seconds: the agent waits no longer for an answer
+    constexpr unsigned k_patience = agent::outside::k_longest_look / std::chrono::seconds(1);
     // A child of the program may hold the other end of the socket, too.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     while (::alarm(0), std::getchar() == '\n') {

@@ -9,6 +9,7 @@
 #include "base/symbols.hpp"
 #include "client/answer_timeout.hpp"
 #include "common/named_tracer.hpp"
+#include "model/environment.hpp"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -232,6 +233,11 @@ public:
         return {};
     }
     [[nodiscard]] bool has_ended() const noexcept { return has_ended_; }
+    /// Whether it could run if it wanted to: it is neither stopped, nor without a processor, as far as is
+    /// known.
+    [[nodiscard]] bool can_run() const {
+        return std::string_view("RTt").find(state_of(pid_)) == std::string_view::npos;
+    }
 
 private:
     OutsideRun(UniqueFd socket, Attendant attendant, pid_t pid) noexcept
@@ -251,11 +257,12 @@ Error unanswered(std::string_view why) {
                       "the helper process cannot find out how much GPU memory is free: {}", why);
 }
 
-/// Reads its figures of all GPUs, if they come in time; or says in `why` why not.
+/// Reads its figures of all GPUs, if they come by `deadline` and while it `goes_on`; or says in `why` why
+/// not.
 std::optional<std::vector<OutsideGpu>> read_gpus(OutsideRun& run, Clock::time_point deadline,
-                                                 std::string& why) {
+                                                 const std::function<bool()>& goes_on, std::string& why) {
     std::vector<OutsideGpu> gpus;
-    while (auto line = run.next_line(deadline)) {
+    while (auto line = run.next_line(deadline, goes_on)) {
         if (*line == k_last_line) return gpus;
         std::istringstream words(*line);
         OutsideGpu gpu;
@@ -294,6 +301,9 @@ Result<Outside> Outside::open() {
     const std::unique_ptr<char, void (*)(void*)> path(::realpath(library.dli_fname, nullptr), &std::free);
     const std::string_view own = path ? path.get() : library.dli_fname;
     Outside outside;
+    // Where gpu-enable loads the agent into all programs, it must not put this one to sleep. The first one of
+    // a name counts.
+    outside.environment_.push_back(fmt::format("{}=1", model::environment::k_disable));
     outside.program_ = std::string(own.substr(0, own.rfind('/') + 1)) + "gpu-sleep-outside";
     if (!outside.is_there()) return unanswered(outside.program_ + " is missing");
     outside.file_ = HeldFile(open_file(AT_FDCWD, outside.program_.c_str(), O_PATH | O_CLOEXEC));
@@ -313,8 +323,9 @@ OutsideLooks::OutsideLooks(const Outside& outside) noexcept : outside_(&outside)
 OutsideLooks::~OutsideLooks() = default;
 
 Result<std::vector<OutsideGpu>> OutsideLooks::look() {
-    constexpr Milliseconds k_patience{5'000};
-    const auto deadline = Clock::now() + k_patience;
+    const auto deadline = Clock::now() + k_longest_look;
+    int tenths_left = 50; // of a second, in which it can run
+    const auto goes_on = [&] { return !run_->can_run() || tenths_left-- > 0; };
     std::string why = "the management library does not answer";
     for (bool is_wanted = true; is_wanted;) {
         const bool is_new = !run_;
@@ -326,7 +337,7 @@ Result<std::vector<OutsideGpu>> OutsideLooks::look() {
             run_ = std::make_unique<OutsideRun>(*std::move(run));
         }
         run_->let_go();
-        if (auto gpus = read_gpus(*run_, deadline, why)) return *std::move(gpus);
+        if (auto gpus = read_gpus(*run_, deadline, goes_on, why)) return *std::move(gpus);
         is_wanted = !is_new && run_->has_ended();
         run_.reset();
     }

@@ -23,6 +23,9 @@ struct OutsideGpu {
     Bytes used = 0; ///< by this process; 0 where NVML does not know it by its pid, as in some containers
 };
 
+/// How long a look may last at most, also where the process outside hardly gets a processor.
+inline constexpr Milliseconds k_longest_look{30'000};
+
 class OutsideRun;
 
 /// The program beside the agent's library (agent/outside). It is a child's child of this process, and the
@@ -61,8 +64,8 @@ public:
     ~OutsideLooks();
 
     /// All GPUs, now. A process that has ended since the last look is replaced. Takes no lock that a thread
-    /// of the program might hold. Errors: no_driver (the program could not be started, or NVML does not
-    /// answer in time).
+    /// of the program might hold. Errors: no_driver (the program could not be started, or NVML has not
+    /// answered after 5 s in which the process could run, or k_longest_look).
     [[nodiscard]] Result<std::vector<OutsideGpu>> look();
 
 private:

@@ -4,7 +4,6 @@
 
 #include "server/connection.hpp"
 
-#include "base/files.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/process.hpp"
@@ -28,13 +27,6 @@ namespace {
 /// the capability to pass: root. Root of an outer user namespace shows as the overflow user.
 bool is_allowed(uid_t peer) {
     return peer == ::geteuid() || peer == 0 || peer == overflow_uid();
-}
-
-/// Whether it is stopped, by a signal or a debugger. Source: proc_pid_stat(5).
-bool is_stopped(pid_t process) {
-    const auto stat = read_small_file(fmt::format("/proc/{}/stat", process)).value_or("");
-    const auto name = stat.rfind(") ");
-    return name != std::string::npos && stat.find_first_of("Tt", name) == name + 2;
 }
 
 /// Sends some of `bytes`, and `descriptor` if there is one; as send(2).
@@ -169,7 +161,7 @@ void Connection::look_after_peer() {
     const auto now = Clock::now();
     if (now < next_look_ || peer_ == 0) return;
     next_look_ = now + k_between_looks;
-    if (!is_stopped(peer_)) return stopped_since_.reset();
+    if (const char state = state_of(peer_); state != 'T' && state != 't') return stopped_since_.reset();
     if (!stopped_since_) stopped_since_ = now;
     if (now - *stopped_since_ < k_patience) return;
     stopped_since_ = now;

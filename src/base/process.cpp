@@ -92,6 +92,12 @@ Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc
     return start_time_in(*stat, std::to_string(pid));
 }
 
+char state_of(pid_t pid) {
+    const auto stat = read_small_file(fmt::format("/proc/{}/stat", pid)).value_or("");
+    const auto name_end = stat.rfind(") "); // as above
+    return name_end == std::string::npos || name_end + 2 >= stat.size() ? '?' : stat[name_end + 2];
+}
+
 bool is_boot_id(std::string_view text) noexcept {
     const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
     return text.size() == k_boot_id_digits && std::all_of(text.begin(), text.end(), is_digit);

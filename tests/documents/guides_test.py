@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 TREE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
@@ -28,6 +27,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(TREE / "tests/support"))
 import own_machine  # noqa: E402
 from own_machine import mount  # noqa: E402
+from started import becomes_true  # noqa: E402
 
 GUIDES = sorted(TREE.glob("cli/guides/*.md"))
 HOME = pathlib.Path("/tmp/home")  # a clone, and where the commands run
@@ -116,10 +116,7 @@ def states():
 
 
 def eventually(condition, what):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain: {what}"
-        time.sleep(0.05)
+    assert becomes_true(condition), f"waited in vain: {what}"
 
 
 class Terminal:

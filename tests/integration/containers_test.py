@@ -21,10 +21,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 sys.path.append("/usr/lib/python3/dist-packages")  # where Debian has them, for another Python too
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from started import becomes_true  # noqa: E402
 yaml = importlib.import_module("yaml") if importlib.util.find_spec("yaml") else None
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
@@ -306,10 +307,10 @@ class Containers(unittest.TestCase):
                 if not timer:
                     slept = MACHINE_HERE.command("gpu-sleep", "--deep", pid)
                     self.assertEqual(slept.returncode, 0, slept.stderr)
-                end = time.monotonic() + SECONDS
-                while not json.loads(MACHINE_HERE.command("gpu-ps", "--json", pid).stdout)["processes"][0]["report"]["deep"]:
-                    self.assertLess(time.monotonic(), end)
-                    time.sleep(0.1)
+                listed = functools.partial(MACHINE_HERE.command, "gpu-ps", "--json", pid)
+                self.assertTrue(becomes_true(lambda: json.loads(listed().stdout)["processes"][0]["report"]["deep"]), container.said())
+                # The helper would be idle, too, and sleep instead of answering.
+                self.assertNotIn("gpu-sleep-outside", MACHINE_HERE.command("gpu-ps", "--json").stdout)
                 woken = MACHINE_HERE.command("gpu-wake", pid)
                 self.assertEqual(woken.returncode, 0, woken.stderr)
                 self.assertEqual(container.answer("checksum"), before)
@@ -449,10 +450,7 @@ class Kubernetes(unittest.TestCase):
                    *more, f"http://127.0.0.1:{port}{path}").stdout
 
     def becomes_true(self, condition, *containers):
-        end = time.monotonic() + SECONDS
-        while not condition():
-            self.assertLess(time.monotonic(), end, [container.said() for container in containers])
-            time.sleep(0.1)
+        self.assertTrue(becomes_true(condition), [container.said() for container in containers])
 
     def test_a_server_and_its_node(self):
         self.make_images()

@@ -22,6 +22,15 @@ void allocate_some_tags(Host& host, int count) {
 
 } // namespace
 
+TEST_CASE("Patience: a test's own counts the time that a process could have run", "[patience]") {
+    CHECK(share_of_processors("0.52 0.58 3.59 2/300 4242\n", 2) == 1);
+    CHECK(share_of_processors("9.10 4.50 3.59 16/300 4242\n", 2) == 0.125);
+    CHECK(share_of_processors("", 2) == 1); // it cannot be read
+    CHECK_FALSE(becomes_true([] { return false; }, 50ms));
+    Patience none(0ms);
+    CHECK(none.left() == 0ms);
+}
+
 TEST_CASE("Patience: a name that processes of several users have is nobody's until one is chosen",
           "[patience]") {
     if (::geteuid() != 0) return skip_without_right("be two users");

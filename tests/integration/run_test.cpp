@@ -3,6 +3,7 @@
 // gpu-run: what it starts, with what environment, what it refuses, and what it costs.
 
 #include "support/host.hpp"
+#include "support/sanitized.hpp"
 #include "support/tree.hpp"
 
 #include <spawn.h>
@@ -180,6 +181,23 @@ TEST_CASE("Run: with --audit the loader tells of what it binds", "[run]") {
     CHECK(value_in(environment_after({}), "LD_AUDIT") == "none");
     CHECK(value_in(environment_after({"--audit"}), "LD_AUDIT") == library.native());
     CHECK(run(gpu_run({"--audit", "sh", "-c", "exit 4"})).status == 4);
+}
+
+TEST_CASE("Run: a program that brings the address sanitizer as a library starts", "[run]") {
+    const Scratch place;
+    const auto program = place.file("program");
+    std::ofstream(place.file("program.c")) << "int main(void) { return 7; }";
+    const Arguments build{"gcc", "-fsanitize=address", "-o", program, place.file("program.c")};
+    if (is_sanitized() || run({build}).status != 0) return skip("there is no such program here");
+    const auto alone = run({{program}});
+    CHECK(alone.status == 7);
+    const auto login = fs::path(preloaded_agent()).parent_path() / "libgpu-sleep-login.so";
+    for (const auto& launch :
+         {gpu_run({"--", program}), Launch{{program}, {"LD_PRELOAD=" + login.native()}}}) {
+        const auto done = run(launch);
+        CHECK(done.status == 7);
+        CHECK(done.err == alone.err);
+    }
 }
 
 TEST_CASE("Run: the agent is in the command and in its children, and shows nothing of itself", "[run]") {

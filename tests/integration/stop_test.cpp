@@ -202,9 +202,13 @@ TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is no
     host.tell("delay cuMemcpyDtoHAsync 4000000");
     CHECK(stop(host) >= k_grace);
     CHECK_THAT(host.command("gpu-ps").out, mentions("stopped, awake") && mentions("32.0 MiB"));
+    const auto warned = host.process().errors(); // the default level shows warnings
+    CHECK_THAT(warned, mentions("SIGTSTP: stopped awake: "));
     check_continues(host);
     CHECK(host.report("woken_bytes") == "0");
     CHECK(stop(host) < k_grace);
+    CHECK_THAT(host.process().errors().substr(warned.size()),
+               mentions("SIGTSTP: stopped awake, because a sleep takes longer than 2.00 s"));
     host.process().signal(SIGCONT);
     host.tell(k_quick);
     check_awake(host);

@@ -106,19 +106,19 @@ class Watch:
         return "\n".join(self.terminal.text())
 
     def wait_for(self, what, limit=PATIENCE):
-        end = time.monotonic() + limit
+        patience = started.Patience(limit)
         while not what():
             assert self.read(), f"it has ended:\n{self.output}"
-            assert time.monotonic() < end, f"the screen is\n{self.text()}"
+            assert not patience.is_over(), f"the screen is\n{self.text()}"
 
     def wait_for_frames(self, count):
         before = self.output.count("\x1b[H")
         self.wait_for(lambda: self.output.count("\x1b[H") >= before + count)
 
     def wait_for_end(self):
-        end = time.monotonic() + PATIENCE
+        patience = started.Patience(PATIENCE)
         while self.read():
-            assert time.monotonic() < end, f"it goes on:\n{self.text()}"
+            assert not patience.is_over(), f"it goes on:\n{self.text()}"
         status = self.shell.wait(PATIENCE) # before the terminal goes, which would hang up on it
         os.close(self.master)
         return status

@@ -114,4 +114,39 @@ done:
 }
 )";
 
+/// A kernel whose assertion fails, for real GPUs alone. A module of its own: the driver adds the function
+/// that it calls.
+inline constexpr const char* k_failing_ptx = R"(
+.version 7.0
+.target sm_70
+.address_size 64
+
+.extern .func __assertfail
+(
+    .param .b64 message, .param .b64 file, .param .b32 line, .param .b64 function, .param .b64 char_bytes
+);
+.global .align 1 .b8 text[6] = {102, 97, 105, 108, 115, 0};
+
+.visible .entry fail_assertion()
+{
+    .reg .b64 %text;
+    mov.u64 %text, text;
+    cvta.global.u64 %text, %text;
+    {
+    .param .b64 message;
+    st.param.b64 [message], %text;
+    .param .b64 file;
+    st.param.b64 [file], %text;
+    .param .b32 line;
+    st.param.b32 [line], 1;
+    .param .b64 function;
+    st.param.b64 [function], %text;
+    .param .b64 char_bytes;
+    st.param.b64 [char_bytes], 1;
+    call.uni __assertfail, (message, file, line, function, char_bytes);
+    }
+    ret;
+}
+)";
+
 } // namespace gpu_sleep::driver_testing

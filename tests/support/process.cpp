@@ -4,6 +4,8 @@
 
 #include "support/process.hpp"
 
+#include "base/files.hpp"
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +19,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <sstream>
 
 namespace gpu_sleep::test {
 namespace {
@@ -104,6 +107,23 @@ Json parsed(const Output& output) {
 
 } // namespace
 
+double share_of_processors(std::string_view loadavg, unsigned processors) {
+    constexpr unsigned k_fields_before = 3; // averages
+    std::istringstream fields{std::string(loadavg)};
+    std::string field;
+    for (unsigned i = 0; i < k_fields_before; ++i) fields >> field;
+    unsigned wanting = 0;
+    return fields >> wanting && wanting > processors ? static_cast<double>(processors) / wanting : 1;
+}
+
+Milliseconds Patience::left() {
+    const auto now = Clock::now();
+    left_ -=
+        (now - std::exchange(seen_, now)) * share_of_processors(read_small_file("/proc/loadavg").value_or(""),
+                                                                std::thread::hardware_concurrency());
+    return std::max(std::chrono::ceil<Milliseconds>(left_), Milliseconds(0));
+}
+
 std::string Output::json(const std::string& pointer) const {
     const auto document = parsed(*this);
     return text_of(at(document, pointer));
@@ -163,11 +183,14 @@ void Process::send(const std::string& line) const {
     if (sent != static_cast<ssize_t>(text.size())) fail(fmt::format("does not read '{}'", line));
 }
 
-bool Process::read_more(Clock::time_point deadline) {
-    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+bool Process::read_more(Patience& patience) {
+    constexpr Milliseconds k_look_again{1'000};
     pollfd readable{output_.get(), POLLIN, 0};
-    if (::poll(&readable, 1, static_cast<int>(std::max<Milliseconds::rep>(left, 0))) != 1)
-        fail("says nothing");
+    for (int ready = 0; ready == 0;) {
+        const auto left = patience.left();
+        ready = ::poll(&readable, 1, static_cast<int>(std::min(left, k_look_again).count()));
+        if (ready < 0 || (ready == 0 && left == Milliseconds(0))) fail("says nothing");
+    }
     std::array<char, 4096> buffer;
     const auto got = ::read(output_.get(), buffer.data(), buffer.size());
     if (got < 0) fail("cannot be read");
@@ -176,7 +199,7 @@ bool Process::read_more(Clock::time_point deadline) {
 }
 
 std::string Process::read_line() {
-    const auto deadline = Clock::now() + patience_;
+    Patience patience(patience_);
     for (;;) {
         const auto end = unread_.find('\n');
         if (end != std::string::npos) {
@@ -184,7 +207,7 @@ std::string Process::read_line() {
             unread_.erase(0, end + 1);
             return line;
         }
-        if (!read_more(deadline)) fail("has ended, or closed its output");
+        if (!read_more(patience)) fail("has ended, or closed its output");
     }
 }
 
@@ -214,8 +237,8 @@ int Process::wait() {
 
 Output Process::finish() {
     input_.reset();
-    const auto deadline = Clock::now() + patience_;
-    while (read_more(deadline)) {
+    Patience patience(patience_);
+    while (read_more(patience)) {
     }
     const int status = wait();
     const std::chrono::duration<double> time = Clock::now() - start_;

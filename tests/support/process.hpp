@@ -20,6 +20,23 @@ namespace gpu_sleep::test {
 /// timed where it is tested.
 inline constexpr Milliseconds k_patience{60'000};
 
+/// The part of the time that one of all threads that want to run can have, where `loadavg` is the content of
+/// /proc/loadavg; 1 if it cannot be read. Source: proc_loadavg(5).
+[[nodiscard]] double share_of_processors(std::string_view loadavg, unsigned processors);
+
+/// The end of a wait. It counts the time that a process could have run, not the wall clock: while more want
+/// to run than there are processors, only a share. Not thread-safe.
+class Patience {
+public:
+    explicit Patience(Milliseconds time) noexcept : left_(time) {}
+    /// What is left, at least 0. To be asked again and again, for the machine is looked at then.
+    [[nodiscard]] Milliseconds left();
+
+private:
+    std::chrono::duration<double> left_;
+    Clock::time_point seen_ = Clock::now();
+};
+
 /// What a process did not do, and its standard error so far. Catch2 reports it as a failure of the test.
 class ProcessFailure : public std::runtime_error {
 public:
@@ -81,7 +98,7 @@ public:
 
 private:
     /// Adds what comes to unread_; false at the end of the output.
-    [[nodiscard]] bool read_more(Clock::time_point deadline);
+    [[nodiscard]] bool read_more(Patience& patience);
     [[noreturn]] void fail(const std::string& what) const;
 
     /// The pid, which is a move-only value.
@@ -123,8 +140,8 @@ private:
 /// before.
 [[nodiscard]] std::string mount_empty_tmp();
 
-/// Waits until `is_so` is true, within the limit. Returns what it was last. Rests for longer than looking
-/// takes, for commands that look take the processors from what is waited for.
+/// Waits until `is_so` is true, within the limit (Patience). Returns what it was last. Rests for longer than
+/// looking takes, for commands that look take the processors from what is waited for.
 template <class Condition>
 [[nodiscard]] bool becomes_true(Condition&& is_so, Milliseconds limit = k_patience);
 
@@ -134,11 +151,11 @@ template <class Condition>
 bool becomes_true(Condition&& is_so, Milliseconds limit) {
     constexpr std::chrono::microseconds k_max_rest{10'000};
     constexpr Clock::duration k_max_rest_from_looking = Milliseconds(200);
-    const auto deadline = Clock::now() + limit;
+    Patience patience(limit);
     std::chrono::microseconds rest{100};
     for (auto begun = Clock::now(); !is_so(); begun = Clock::now()) {
         const auto end = Clock::now();
-        if (end >= deadline) return false;
+        if (patience.left() == Milliseconds(0)) return false;
         std::this_thread::sleep_for(
             std::max<Clock::duration>(rest, std::min(4 * (end - begun), k_max_rest_from_looking)));
         rest = std::min(2 * rest, k_max_rest);

@@ -42,10 +42,31 @@ DIALECTS = {
 }
 
 
+def share_of_processors(loadavg, processors):
+    """The part of the time that one of all threads that want to run can have."""
+    wanting = int(loadavg.split()[3].split("/")[0])
+    return min(1, processors / max(wanting, 1))
+
+
+class Patience:
+    """The end of a wait. It counts the time that a process could have run, not the wall clock: while more want to run than
+    there are processors, only a share."""
+    def __init__(self, seconds=SECONDS):
+        self.left, self.seen = seconds, time.monotonic()
+
+    def is_over(self):
+        """To be asked again and again, for the machine is looked at then."""
+        now = time.monotonic()
+        with open("/proc/loadavg") as loadavg:
+            self.left -= (now - self.seen) * share_of_processors(loadavg.read(), len(os.sched_getaffinity(0)))
+        self.seen = now
+        return self.left <= 0
+
+
 def becomes_true(condition, limit=SECONDS):
-    end = time.monotonic() + limit
+    patience = Patience(limit)
     while not condition():
-        if time.monotonic() > end:
+        if patience.is_over():
             return False
         time.sleep(0.02)
     return True

@@ -68,6 +68,8 @@ TEST_CASE("Process: this process finds itself", "[process]") {
     REQUIRE(start_time);
     CHECK(*start_time > 0);
     CHECK(*start_time == *start_time_of(::getpid()));
+    CHECK(state_of(::getpid()) == 'R');
+    CHECK(state_of(0) == '?'); // there is none
 }
 
 TEST_CASE("Process: the one filter of calls that says that it is made for the agent is trusted",

@@ -24,6 +24,9 @@ public:
         *flag_ = 0;
         spin_ = kernel("sim_spin_until");
         add_ = kernel("sim_add");
+        CUmodule failing = nullptr;
+        REQUIRE(cuModuleLoadData(&failing, k_failing_ptx) == CUDA_SUCCESS);
+        static_cast<void>(cuModuleGetFunction(&failing_, failing, "fail_assertion"));
         REQUIRE(cuMemAlloc(&count_, sizeof(std::uint32_t)) == CUDA_SUCCESS);
         REQUIRE(cuMemsetD32(count_, 100, 1) == CUDA_SUCCESS);
         stream_ = make_stream();
@@ -56,6 +59,7 @@ public:
             return yes(cuCheckpointProcessRestore(::getpid(), nullptr) == CUDA_SUCCESS &&
                        cuCheckpointProcessUnlock(::getpid(), nullptr) == CUDA_SUCCESS);
         case Order::spin: return yes(launch(spin_, stream_, flag_) == CUDA_SUCCESS);
+        case Order::fail: return fail_assertion();
         case Order::let_go: __atomic_store_n(flag_, 1U, __ATOMIC_RELEASE); return 'y';
         }
         return '?';
@@ -71,6 +75,12 @@ private:
     static bool reads(CUdeviceptr from, const std::vector<std::byte>& bytes) {
         std::vector<std::byte> out(bytes.size());
         return cuMemcpyDtoH(out.data(), from, out.size()) == CUDA_SUCCESS && out == bytes;
+    }
+    char fail_assertion() {
+        if (!failing_) return 's';
+        const auto launched = launch(failing_, stream_);
+        const auto status = launched == CUDA_SUCCESS ? cuStreamSynchronize(stream_) : launched;
+        return status == CUDA_ERROR_ASSERT ? 'a' : status == CUDA_ERROR_ILLEGAL_INSTRUCTION ? 'i' : '?';
     }
     bool host_is_right() const {
         const auto bytes = random_bytes(k_shown, 4);
@@ -91,6 +101,7 @@ private:
     std::uint32_t* flag_ = nullptr;
     CUfunction spin_ = nullptr;
     CUfunction add_ = nullptr;
+    CUfunction failing_ = nullptr; ///< none on the simulated driver
     CUdeviceptr count_ = 0;
     CUstream stream_ = nullptr;
     CUevent event_ = nullptr;
@@ -194,6 +205,20 @@ TEST_CASE("Driver: page-locked memory can be read while its process is checkpoin
     REQUIRE(target.restore() == CUDA_SUCCESS);
     REQUIRE(target.unlock() == CUDA_SUCCESS);
     CHECK(target.ask(Order::check_contents) == 'y');
+}
+
+TEST_CASE("Driver: a failed assertion is an illegal instruction after a restore", "[driver_rules]") {
+    const bool is_restored = GENERATE(false, true);
+    Target target;
+    if (is_restored) {
+        REQUIRE(target.lock() == CUDA_SUCCESS);
+        REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+        REQUIRE(target.restore() == CUDA_SUCCESS);
+        REQUIRE(target.unlock() == CUDA_SUCCESS);
+    }
+    const char said = target.ask(Order::fail);
+    if (said == 's') return gpu_sleep::test::skip("the simulated driver has no assertions");
+    CHECK(said == (is_restored ? 'i' : 'a'));
 }
 
 TEST_CASE("Driver: a lock waits for work, and gives up in time", "[driver_rules]") {

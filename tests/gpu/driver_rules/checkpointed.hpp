@@ -23,6 +23,8 @@ enum class Order : char {
     restore_itself = 'r', ///< and unlocks itself
     spin = 'b',           ///< work that runs until let_go
     let_go = 'g',         ///< no driver call
+    fail = 'f', ///< an assertion: "a" if it is reported as that, "i" if as an illegal instruction; "s" on the
+                ///< simulated driver, which has none
 };
 
 /// The simulated driver's processes know of each other by a file, which is named before the first driver

@@ -161,6 +161,19 @@ CUDA_KERNEL_NODE_PARAMS fill_by_kernel(void** arguments) {
     return kernel;
 }
 
+/// A tensor map is a parameter of this length that begins with the address, as was seen on an H200.
+CUresult launch_with_tensor_map(CUdeviceptr address) {
+    struct TensorMap {
+        CUdeviceptr address;
+        std::array<std::uint64_t, 15> shape;
+    } map{address, {1, 2, 3}};
+    constexpr const char* k_kernel = "read_by_tensor_map";
+    const std::array bytes{sizeof map};
+    sim_register_kernel(
+        k_kernel, [](const sim_launch*, void**) {}, bytes.data(), bytes.size());
+    return sim::testing::launch(sim::testing::kernel(k_kernel), nullptr, map);
+}
+
 constexpr std::size_t k_one_row_bytes = k_row_bytes;
 constexpr CUmemLocation k_device{CU_MEM_LOCATION_TYPE_DEVICE, 0};
 
@@ -224,6 +237,7 @@ const std::array k_calls = {
     Call{"memset in an executable graph", change_memset_node},
     Call{"batch of operations in an executable graph", change_batch_node},
     Call{"memset in an executable graph, as any node", change_any_node},
+    Call{"launch with a tensor map", launch_with_tensor_map},
     Call{"attribute",
          [](CUdeviceptr at) {
              const unsigned yes = 1;
@@ -360,6 +374,47 @@ TEST_CASE("Inspection: a graph is made executable while the memory of its copies
     sleep_checked("weights");
     CHECK(awake.instantiate_again() == CUDA_SUCCESS);
     CHECK(asleep.instantiate_again() == CUDA_ERROR_SYSTEM_NOT_READY);
+}
+
+TEST_CASE("Inspection: what describes or copies a graph is answered while the memory of its nodes sleeps",
+          "[api]") {
+    const TwoTags tags;
+    const auto copy = copy_of(tags.weights.address());
+    const auto fill = fill_of(tags.weights.address());
+    CUgraph graph = nullptr;
+    CUgraphNode copying = nullptr;
+    CUgraphNode filling = nullptr;
+    check(cuGraphCreate(&graph, 0));
+    check(cuGraphAddMemcpyNode(&copying, graph, nullptr, 0, &copy, tags.context));
+    check(cuGraphAddMemsetNode(&filling, graph, &copying, 1, &fill, tags.context));
+    const auto ask = [&] {
+        CUgraph other = nullptr;
+        CUgraphNode node = nullptr;
+        CUDA_MEMCPY3D is_copied{};
+        CUDA_MEMSET_NODE_PARAMS is_filled{};
+        std::size_t count = 0;
+        unsigned type = 0;
+        check(cuGraphCreate(&other, 0));
+        std::vector<CUresult> answers{
+            cuGraphAddChildGraphNode(&node, other, nullptr, 0, graph),
+            cuGraphDestroy(other),
+            cuGraphClone(&other, graph),
+            cuGraphMemcpyNodeGetParams(copying, &is_copied),
+            cuGraphMemsetNodeGetParams(filling, &is_filled),
+            cuGraphDebugDotPrint(graph, "/dev/null", 0),
+            cuGraphGetNodes(graph, nullptr, &count),
+            cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, tags.weights.address())};
+        CHECK(is_copied.srcDevice == tags.weights.address());
+        CHECK(is_filled.dst == tags.weights.address());
+        CHECK(count == 2);
+        return answers;
+    };
+    const auto awake = ask();
+    REQUIRE(command("gpu-sleep", {"--on-touch", "fail"}) == 0);
+    CHECK(ask() == awake);
+    CHECK(std::ranges::count(awake, CUDA_ERROR_SYSTEM_NOT_READY) == 0);
+    CHECK(cuMemsetD8(tags.weights.address(), 1, 1) == CUDA_ERROR_SYSTEM_NOT_READY);
+    CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
 TEST_CASE("Inspection: a graph's node that was changed no longer names what it did", "[api]") {

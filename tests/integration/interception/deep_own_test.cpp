@@ -179,6 +179,26 @@ TEST_CASE("Deep: a process outside that looks, and ends too early, is replaced, 
     CHECK(becomes_true([&] { return process_outside(pid, "look") == 0; }));
 }
 
+TEST_CASE("Deep: a process outside that could not run for a while is not late", "[deep]") {
+    DeepSleeper machine;
+    const auto looks = process_outside(machine.host.pid(), "look");
+    REQUIRE(looks != 0);
+    REQUIRE(::kill(looks, SIGSTOP) == 0);
+    Process wake(machine.launch("gpu-wake", {"--timeout", "60s"}));
+    pause_for(Milliseconds(6'000)); // longer than a library that hangs is given
+    REQUIRE(::kill(looks, SIGCONT) == 0);
+    CHECK(wake.finish().status == 0);
+    machine.expect_works();
+}
+
+TEST_CASE("Deep: a management library that hangs is not waited for", "[deep]") {
+    DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:50000ms"});
+    check_ended(machine.command("gpu-sleep", {"--deep", "--timeout", "60s"}), 1,
+                mentions("the management library does not answer"));
+    CHECK(machine.state() == "awake");
+    machine.expect_works();
+}
+
 TEST_CASE("Deep: what the driver cannot checkpoint, and comes after the check, is refused", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:1000ms"});
     const bool has_memory = GENERATE(true, false);

@@ -227,6 +227,22 @@ TEST_CASE("Interception: what is freed while asleep is gone", "[interception]") 
     check_intact(host, later);
 }
 
+TEST_CASE("Interception: hundreds of allocations sleep and wake as one", "[interception]") {
+    constexpr int k_count = 600;
+    constexpr Bytes k_bytes = 2 * k_mib; // the least that no others share
+    Captured host(k_linked, {fmt::format("GPU_SLEEP_SIM_MEMORY={}", (k_count + 64) * k_bytes)});
+    const auto first = make_piece(host, "plain", k_bytes);
+    for (int i = 2; i < k_count; ++i) host.tell(fmt::format("alloc plain {}", k_bytes));
+    const auto last = make_piece(host, "plain", k_bytes);
+    const auto before = free_bytes(host);
+    host.sleep();
+    CHECK(free_bytes(host) >= before + k_count * k_bytes);
+    host.wake();
+    check_intact(host, first);
+    check_intact(host, last);
+    check_no_harm(host);
+}
+
 TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is whole", "[interception]") {
     Captured host(k_linked);
     const auto fixed = make_piece(host, "managed", k_piece_bytes);
