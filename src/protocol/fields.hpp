@@ -173,14 +173,14 @@ auto fields(Is<model::StatusRequest> auto&) {
 }
 /// `idle` is what tells a sleep that is only for what is idle.
 auto fields_of_sleep(auto& r, auto... idle) {
-    return all_fields(must<1>(r.level), must<2>(r.tags), must<3>(r.keep), must<4>(r.discard),
-                      must<5>(r.require_refill), must<6>(r.dry_run), must<7>(r.timeout),
-                      must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate), may<11>(r.force),
-                      must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores), must<15>(r.directory),
-                      may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
-                      may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
-                      must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint),
-                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw));
+    return all_fields(
+        must<1>(r.level), must<2>(r.tags), must<3>(r.keep), must<4>(r.discard), must<5>(r.require_refill),
+        must<6>(r.dry_run), must<7>(r.timeout), must<8>(r.bounds_all), must<9>(r.on_touch), must<10>(r.gate),
+        may<11>(r.force), must<12>(r.touch_limit), must<13>(r.store), must<14>(r.stores),
+        must<15>(r.directory), may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
+        may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
+        must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint),
+        may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw), must<93>(r.for_lock));
 }
 auto fields(Is<model::SleepRequest> auto& r) {
     return fields_of_sleep(r);
@@ -263,7 +263,8 @@ auto fields(Is<model::Report> auto& r) {
         may<65>(r.features, "features"), may<66>(r.directories, "directories"),
         may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"),
         may<81>(r.reply), may<83>(r.refusal, or_null("refusal")), may<84>(r.lost, "lost"),
-        may<85>(r.refusal_code, "refusal_code"), may<89>(r.steps), may<91>(r.asleep_byte_seconds));
+        may<85>(r.refusal_code, "refusal_code"), may<89>(r.steps), may<91>(r.asleep_byte_seconds),
+        may<94>(r.lock_tags));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return all_fields(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),
