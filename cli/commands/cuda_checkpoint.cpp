@@ -106,8 +106,8 @@ Result<model::Report> ask(const Process& process, const protocol::Request& reque
 /// the caller goes on.
 void wake_later(const Process& process) {
     if (::fork() != 0) return;
-    ::syscall(SYS_close_range, STDERR_FILENO + 1U, ~0U,
-              0U); // such as the pipes by which callers await an end
+    // Whose end callers may wait for. daemon() has the first three lead nowhere.
+    ::syscall(SYS_close_range, STDERR_FILENO + 1U, ~0U, 0U);
     if (::daemon(0, 0) != 0) ::_exit(1);
     const control::ProcFs proc;
     const auto until = Clock::now() + k_longest;
