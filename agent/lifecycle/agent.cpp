@@ -263,7 +263,7 @@ Result<driver::DeviceAddress> Agent::allocate(int device, std::string_view tag, 
     GPU_SLEEP_TRY(start());
     const gate::Question question("gpu_sleep_alloc");
     if (!question.admitted()) return asleep_deeply();
-    if (!memory_.may_call_driver()) return make_error(ErrorCode::context_lost, "the process is ending");
+    if (memory_.is_ending()) return make_error(ErrorCode::context_lost, "the process is ending");
     return intercepted::allocate_own(memory_, device, tag, bytes);
 }
 
@@ -277,7 +277,7 @@ Result<void> Agent::free(driver::DeviceAddress address) {
 Result<void> Agent::allow_access(driver::DeviceAddress address, int device) {
     const gate::Question question("gpu_sleep_allow_access");
     if (!question.admitted()) return asleep_deeply();
-    if (memory_.is_started() && !memory_.may_call_driver())
+    if (memory_.is_started() && memory_.is_ending())
         return make_error(ErrorCode::context_lost, "the process is ending");
     return intercepted::allow_own(memory_, address, device);
 }

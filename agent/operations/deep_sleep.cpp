@@ -294,6 +294,14 @@ void DeepSleep::come_back() noexcept {
     intercepted::free_what_was_put_off(memory_.api());
 }
 
+bool DeepSleep::is_locked() {
+    if (!memory_.is_left() || !means_->checkpoint) return false;
+    const auto stands = means_->checkpoint->state(::getpid());
+    if (stands && *stands != checkpoint::State::running) return true;
+    if (memory_.asleep_bytes() == 0) memory_.end_lock();
+    return false;
+}
+
 Result<bool> DeepSleep::look() {
     if (gate::Gate::deep_stage() < gate::DeepStage::away) return false;
     const auto stands = means_->checkpoint->state(::getpid());

@@ -103,6 +103,13 @@ public:
     void end_looks() noexcept {
         if (gate::Gate::deep_stage() < gate::DeepStage::away) looks_.reset();
     }
+    /// Whether others have locked this process for whom it has left the driver (ProgramMemory::begin_lock());
+    /// if they have no more, and nothing sleeps, the agent may call the driver again.
+    [[nodiscard]] bool is_locked();
+    /// Waits until `asker` has had the driver lock this process, and checkpoint it where it goes deep, and
+    /// has shut its side. `is_own`: no command asked, so a process outside does that by `deadline`.
+    [[nodiscard]] Result<void> await_driver(const server::ProgressSink& asker, Clock::time_point deadline,
+                                            bool is_own);
     /// Asks the driver whether it still is deep, and returns that: a command that was killed, or another
     /// tool, may have changed it. If it is not, the agent may call the driver again. Errors: context_lost.
     [[nodiscard]] Result<bool> look();
@@ -165,9 +172,6 @@ private:
     /// Then, too: has the work that is left be done, and notes that it is.
     /// Errors: context_lost (a context has failed), and others of driver::drain().
     [[nodiscard]] Result<void> drain(Clock::time_point deadline, const std::function<bool()>& keep_going);
-    /// Has the driver lock and checkpoint the process, or waits until the asker has.
-    [[nodiscard]] Result<void> await_driver(const server::ProgressSink& asker, Clock::time_point deadline,
-                                            bool is_own);
     /// After the asker has done what it could.
     [[nodiscard]] Result<void> take_stock();
     /// As look(), of one that was found so.

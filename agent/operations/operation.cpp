@@ -25,6 +25,8 @@ Result<void> Operation::take_turn(bool is_sleep) {
         return progress({model::Progress::Phase::waiting, 0, 0});
     }));
     turn.reset(&ground.turnstile);
+    for (; !memory.is_ending() && ground.deep.is_locked(); std::this_thread::sleep_for(Milliseconds(200)))
+        if (!progress({model::Progress::Phase::waiting, 0, 0})) return withdrawn();
     return memory.is_ending() ? process_is_ending() : Result<void>();
 }
 

@@ -74,6 +74,8 @@ static void say_who_has_memory(ProgramMemory& memory, KnownDevices& devices, Roo
 
 bool Operations::tidy() {
     say_who_has_memory(memory_, devices_, room);
+    if (memory_.is_left() && memory_.asleep_bytes() == 0 && deep.is_locked())
+        memory_.tidy_within(Milliseconds(1'000));
     return giving_back_.some();
 }
 

@@ -41,6 +41,7 @@ public:
           joint_(request.joint, asker, directives), who_(who), wanted_(request),
           quiesce_(its.every, &its.torch_trim, progress_, joint_, deadline) {
         if (idle) idleness_.emplace(its.every, its.inhibitors, *idle);
+        wanted_.deep |= request.for_lock; // the driver may restore no memory that sleeps in place
         report.level = request.level;
     }
     Sleep& operator=(Sleep&&) = delete;
@@ -124,7 +125,7 @@ public:
         auto plan = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             state = locked.state();
             stops_work = pauses() && pause_would_hold_work(locked);
-            auto made = locked.engine().plan_sleep(request_);
+            auto made = locked.engine().plan_sleep(wanted_);
             if (made && scope_ != Scope::all && scope_ != Scope::deep) made->move_only();
             return made;
         }));
@@ -236,7 +237,7 @@ public:
     /// Does what the request says of all that sleeps, whichever request put it to sleep.
     Result<void> apply_to_sleepers() {
         // Who looks for idle memory leaves as it is what sleeps already.
-        if (leaves_rest() || (idleness_ && !is_away_ && !report.changed)) return {};
+        if (leaves_rest() || ((idleness_ || request_.for_lock) && !is_away_ && !report.changed)) return {};
         memory.with_lock([&](LockedMemory& locked) {
             if (!request_.dry_run)
                 report.changed |= locked.adopt_touch_rule(
@@ -264,17 +265,24 @@ public:
         return {};
     }
 
+    /// The driver restores no process with memory that was pinned and out of reach. A command has it lock the
+    /// process then, or it is to checkpoint it.
+    Result<void> unpin() {
+        if ((!request_.deep && !request_.for_lock) || is_away_) return {};
+        if (request_.for_lock) memory.begin_lock(has_slept_ ? event_.tags : std::vector<std::string>());
+        if (request_.for_lock)
+            GPU_SLEEP_TRY(memory.with_lock([](auto& locked) { return locked.engine().leave_host_memory(); }));
+        if (sleep::telling_of_call(asker_, [this] { return ground.giving_back.unpin_all(); }))
+            return request_.for_lock ? ground.deep.await_driver(asker_, deadline, false) : Result<void>();
+        if (memory.is_ending()) return process_is_ending();
+        return make_error(ErrorCode::driver_failed,
+                          "it is asleep, but not {}: the driver did not unpin all of its host memory",
+                          request_.deep ? "deeply" : "locked");
+    }
+
     Result<void> go_deep() {
         if (!request_.deep || is_away_) return {};
-        const auto begun = Clock::now();
-        // The driver restores no process with memory that was pinned and out of reach.
-        if (!sleep::telling_of_call(asker_, [this] { return ground.giving_back.unpin_all(); })) {
-            if (memory.is_ending()) return process_is_ending();
-            return make_error(
-                ErrorCode::driver_failed,
-                "it is asleep, but not deeply: the driver did not unpin all of its host memory");
-        }
-        const auto until = std::max(deadline, begun + k_least_time_to_hold);
+        const auto until = std::max(deadline, Clock::now() + k_least_time_to_hold);
         const bool is_of_command = who_ == server::Asker::command;
         auto deep = ground.deep.begin(is_of_command ? asker_ : progress_, until, !is_of_command);
         ground.settle_gate();
@@ -446,6 +454,7 @@ constexpr Step<Sleep> k_steps[] = {
     {"pause", &Sleep::pause, nullptr, std::nullopt, true},
     {"set what GPU work does", &Sleep::apply_to_sleepers, nullptr, std::nullopt, true},
     {"settle the gate", &Sleep::open_gate, nullptr, std::nullopt, true},
+    {"unpin host memory", &Sleep::unpin, nullptr, std::nullopt, true},
     {"have the driver checkpoint", &Sleep::go_deep, nullptr, std::nullopt, true},
 };
 

@@ -146,6 +146,7 @@ public:
         if (has_woken_) {
             ground.idle.note_wake();
             ground.status.note_wake();
+            memory.end_lock();
         }
         ground.settle_gate();
         return {};

@@ -119,6 +119,7 @@ void LockedMemory::describe(model::Report& report) const {
     // Awake, the rule of the last sleep is over.
     const auto& rule = report.state == model::State::awake ? default_rule_ : rule_;
     report.on_touch = rule.on_touch;
+    report.lock_tags = lock_tags_;
     if (engine_) {
         for (const auto store : model::k_stores) model::held_in(report, store) = contents().held(store);
         report.retained_bytes = contents().retained();

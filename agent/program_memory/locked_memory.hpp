@@ -87,6 +87,9 @@ public:
     /// request. Returns whether that changed how touches are met.
     [[nodiscard]] bool adopt_touch_rule(const model::SleepRequest& request, Before before, bool is_own);
 
+    /// The tags that went to sleep so that others can have the driver lock this process, until that is over.
+    [[nodiscard]] std::vector<std::string>& lock_tags() noexcept { return lock_tags_; }
+
     /// Host memory to prepare for each device, in whole pieces: for what a sleep of level 1 would keep, and
     /// is not retained.
     [[nodiscard]] std::map<int, Bytes> worth_preparing() const;
@@ -100,6 +103,7 @@ private:
     const TouchRule default_rule_; ///< of the environment
     TouchRule rule_;
     bool is_paused_ = false;
+    std::vector<std::string> lock_tags_;
 };
 
 } // namespace gpu_sleep::agent

@@ -199,8 +199,21 @@ public:
     /// Whether the agent may call the driver of its own accord now: CUDA is in use, and the process is not
     /// ending. Whatever else is to keep it from the driver for a while belongs here.
     [[nodiscard]] bool may_call_driver() const noexcept {
-        return is_started() && !is_ending_ && gate::Gate::deep_stage() < gate::DeepStage::away;
+        return is_started() && !is_ending_ && !is_left_ && gate::Gate::deep_stage() < gate::DeepStage::away;
     }
+    /// Another process is to have the driver lock this one, and may have it checkpointed: the agent calls the
+    /// driver no more of its own accord until end_lock(). `tags` went to sleep for that.
+    void begin_lock(const std::vector<std::string>& tags) {
+        const MutexLock lock(mutex_);
+        locked_.lock_tags().insert(locked_.lock_tags().end(), tags.begin(), tags.end());
+        is_left_ = true;
+    }
+    void end_lock() noexcept {
+        const MutexLock lock(mutex_);
+        locked_.lock_tags().clear();
+        is_left_ = false;
+    }
+    [[nodiscard]] bool is_left() const noexcept { return is_left_; }
     /// Removes the files of kept contents, but for those to be kept: the process is ending. Not while a
     /// transaction is under way, for which it waits for a bounded time.
     void remove_files() noexcept;
@@ -349,6 +362,7 @@ private:
     std::unique_ptr<Running> storage_; ///< its heap and its engine are used with the mutex held
     std::atomic<Running*> running_{nullptr};
     std::atomic<bool> is_ending_{false};
+    std::atomic<bool> is_left_{false}; ///< see begin_lock()
     std::function<void(Milliseconds)> tidy_within_ = [](Milliseconds) {};
 
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::memory) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::handles);

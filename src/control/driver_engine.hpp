@@ -12,6 +12,9 @@
 
 namespace gpu_sleep::control {
 
+/// For a command that takes the driver's steps one by one, as it is told.
+using driver::Checkpoint;
+
 /// Finds how `process` stands by asking the driver, and completes what is asked from there, also what a
 /// command before left half done. The answer is a report, or a failure with how the process stands
 /// afterwards. The request's `timeout` is for the lock, which waits for GPU work, and for other commands.

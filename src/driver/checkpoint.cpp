@@ -47,6 +47,7 @@ struct Checkpoint::Calls : SymbolTable {
     CUresult(CUDAAPI* version)(int*) = needed("cuDriverGetVersion");
     CUresult(CUDAAPI* error_name)(CUresult, const char**) = needed("cuGetErrorName");
     CUresult(CUDAAPI* state)(int, int*) = needed("cuCheckpointProcessGetState");
+    CUresult(CUDAAPI* restore_thread)(int, int*) = needed("cuCheckpointProcessGetRestoreThreadId");
     CUresult(CUDAAPI* lock)(int, LockArgs*) = needed("cuCheckpointProcessLock");
     CUresult(CUDAAPI* checkpoint)(int, void*) = needed("cuCheckpointProcessCheckpoint");
     CUresult(CUDAAPI* restore)(int, RestoreArgs*) = needed("cuCheckpointProcessRestore");
@@ -127,6 +128,12 @@ Result<checkpoint::State> Checkpoint::state(pid_t pid) const {
     if (state < 0 || stands > checkpoint::State::failed)
         return make_error(ErrorCode::driver_failed, "the driver gives a state that is not known ({})", state);
     return stands;
+}
+
+Result<int> Checkpoint::restore_thread(pid_t pid) const {
+    int thread = 0;
+    GPU_SLEEP_TRY(done(calls_->restore_thread(pid, &thread), "cuCheckpointProcessGetRestoreThreadId", pid));
+    return thread;
 }
 
 Result<void> Checkpoint::lock(pid_t pid, Milliseconds timeout) const {

@@ -27,6 +27,8 @@ public:
     /// persistence mode is off. Errors: driver_failed, no_driver.
     [[nodiscard]] Result<void> initialise() const;
 
+    /// The thread that restores the process. Errors: as for state().
+    [[nodiscard]] Result<int> restore_thread(pid_t pid) const;
     [[nodiscard]] Result<checkpoint::State> state(pid_t pid) const override;
     [[nodiscard]] Result<void> lock(pid_t pid, Milliseconds timeout) const override;
     [[nodiscard]] Result<void> checkpoint(pid_t pid) const override;

@@ -217,6 +217,7 @@ struct Deepness {
     std::string deep_refusal; ///< for a person: why a deep sleep of it would be refused; empty: nothing known
     /// A checkpoint or restore has failed partway, and no wake is possible: a note says so.
     bool lost = false;
+    std::vector<std::string> lock_tags; ///< that a sleep has put to sleep for a lock, and may wake after it
 };
 
 /// The answer to a request that succeeded: what was done, and the state of the process afterwards.

@@ -86,6 +86,10 @@ struct SleepRequest : Terms, Choice {
     bool joint = false;
     std::uint64_t party = 0;          ///< random; the same for those that go together
     bool ignore_unknown_tags = false; ///< pass over those of `tags` that the process has not
+    /// Once it sleeps, who asked has the driver lock it (Progress::Phase::deep), for somebody who may have it
+    /// checkpointed: until it wakes nothing of it is pinned, and its agent calls the driver no more by
+    /// itself.
+    bool for_lock = false;
     friend bool operator==(const SleepRequest&, const SleepRequest&) = default;
 };
 

@@ -183,7 +183,7 @@ auto fields_of_sleep(auto& r, auto... idle) {
                       may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
                       may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
                       must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint),
-                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw), must<93>(r.party));
+                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw), must<93>(r.party), must<96>(r.for_lock));
 }
 auto fields(Is<model::SleepRequest> auto& r) {
     return fields_of_sleep(r);
@@ -217,7 +217,7 @@ auto fields(Is<model::WakeRequest> auto& r) {
                       may<5>(r.wait), must<7>(r.make_room), must<8>(r.min_awake), must<9>(r.joint),
                       must<10>(r.gpus), must<72>(r.live_bytes), may<82>(r.ignore_unknown_tags),
                       may<88>(r.asker), may<90>(r.minds_inhibitors), must<93>(r.party),
-                      may<94>(r.with_sharers));
+                      may<97>(r.with_sharers));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));
@@ -268,7 +268,8 @@ auto fields(Is<model::Report> auto& r) {
         may<65>(r.features, "features"), may<66>(r.directories, "directories"),
         may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"),
         may<81>(r.reply), may<83>(r.refusal, or_null("refusal")), may<84>(r.lost, "lost"),
-        may<85>(r.refusal_code, "refusal_code"), may<89>(r.steps), may<91>(r.asleep_byte_seconds));
+        may<85>(r.refusal_code, "refusal_code"), may<89>(r.steps), may<91>(r.asleep_byte_seconds),
+        may<94>(r.lock_tags));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return all_fields(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),

@@ -38,7 +38,11 @@ public:
         const server::ProgressSink& progress = [](const model::Progress&) { return true; }) {
         const auto* const sleep = model::sleep_in(operation);
         const auto asker = sleep && sleep->deep ? Asker::program : Asker::command; // none waits to lock it
-        return guarded([&] { return operations_.run(operation, progress, others_, asker, {}); });
+        const server::ProgressSink told = [&](const model::Progress& at) {
+            const bool locks = sleep && sleep->for_lock && at.phase == model::Progress::Phase::deep;
+            return progress(at) && !locks; // the lock is there at once
+        };
+        return guarded([&] { return operations_.run(operation, told, others_, asker, {}); });
     }
     /// All is as it was, the gate is open, and nothing is under way or owed.
     void check_awake() {
@@ -299,9 +303,67 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
     }));
     for (const auto& row : refusals()) ends.insert(row.step);
     // A step belongs here only if nothing can end a sleep in it.
-    std::vector<std::string> expected{"sleep", "set what GPU work does", "settle the gate"};
+    std::vector<std::string> expected{"sleep", "set what GPU work does", "settle the gate",
+                                      "unpin host memory"};
     if (!request.deep) expected.emplace_back("have the driver checkpoint");
     if (sweep_stride() == 1) CHECK(never(steps, ends) == expected);
+}
+
+TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned, and the agent keeps from the driver "
+          "until the wake",
+          "[steps]") {
+    auto& program = Program::instance();
+    auto request = sleep_request();
+    request.for_lock = true;
+    const auto pinned = [] { return sim_live_objects().host_registrations; };
+    REQUIRE(program.run(sleep_request()));
+    const auto pinned_else = pinned();
+    program.wake();
+    const auto check_left = [&](const std::vector<std::string>& tags) {
+        const auto pinned_before = pinned();
+        static_cast<void>(program.operations().tidy());
+        if (!tags.empty()) CHECK(pinned() == pinned_before);
+        auto noted = program.operations().status.report().lock_tags;
+        std::ranges::sort(noted);
+        CHECK(noted == tags);
+        CHECK(program.memory().may_call_driver() == tags.empty());
+    };
+    REQUIRE(program.run(request));
+    CHECK(pinned() < pinned_else);
+    check_left({"cache", "weights"});
+    program.wake();
+    sim_fail("cuMemHostUnregister", 1, CUDA_ERROR_UNKNOWN, SIM_FOREVER);
+    const auto stays_pinned = program.run(request);
+    sim_clear();
+    REQUIRE_FALSE(stays_pinned);
+    CHECK_THAT(stays_pinned.error().message,
+               mentions("asleep, but not locked: the driver did not unpin all"));
+    program.check_asleep();
+    program.wake();
+    auto& memory = program.memory();
+    memory.set_live_bytes("late", k_bytes);
+    const auto late = memory.allocate(0, "late", k_bytes);
+    REQUIRE(late);
+    auto of_nothing = request;
+    of_nothing.tags = {"none"};
+    of_nothing.ignore_unknown_tags = true;
+    const auto uses_host = program.run(of_nothing);
+    REQUIRE_FALSE(uses_host);
+    CHECK_THAT(uses_host.error().message, mentions("it uses 4.00 MiB in host memory"));
+    check_left({});
+    REQUIRE(program.run(request)); // takes it out
+    check_left({"cache", "late", "weights"});
+    program.wake();
+    CHECK(memory.free(*late));
+    sweep(request, [&](bool has_failed) {
+        const bool sleeps = program.operations().status.state() == State::asleep;
+        if (has_failed && !sleeps) program.check_awake();
+        if (has_failed) REQUIRE(program.run(request));
+        program.check_asleep();
+        check_left({"cache", "weights"});
+        program.wake();
+        check_left({});
+    });
 }
 
 TEST_CASE("Steps: host memory that came since the sleep is not left to the driver, and the process sleeps on",

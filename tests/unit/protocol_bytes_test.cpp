@@ -123,6 +123,7 @@ Report report_to_send() {
     report.lost = true;
     report.refusal_code = ErrorCode::stopped;
     report.asleep_byte_seconds = 0x64;
+    report.lock_tags = {"l"};
     return report;
 }
 
@@ -155,6 +156,7 @@ SleepRequest sleep_to_send() {
     sleep.joint = true;
     sleep.party = 0x0d0e;
     sleep.ignore_unknown_tags = true;
+    sleep.for_lock = true;
     return sleep;
 }
 
@@ -221,7 +223,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                              "1680010000000117800100000001"
                              "1880080000000b0a00000000000019800100000001"
                              "1a80080000000a090000000000001b800100000001"
-                             "520001000000015d80080000000e0d000000000000";
+                             "520001000000015d80080000000e0d000000000000"
+                             "60800100000001";
     check_bytes(sleep_to_send(), first + last);
     check_bytes(IdleSleepRequest{sleep_to_send(), Milliseconds(0x0708)},
                 first + "1480080000000807000000000000" + last);
@@ -251,7 +254,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                       "0880080000000c0b00000000000009800100000001"
                       "0a80120000000e0000000180010000006602800100000074"
                       "4880080000000f0e000000000000520001000000015a000100000001"
-                      "5d80080000000e0d0000000000005e000100000001");
+                      "5d80080000000e0d00000000000061000100000001");
     check_bytes(Directive{Directive::Kind::let_through, 8}, "06:"
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"
@@ -357,7 +360,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "4a0008000000000000000000a040"
                 "510001000000795300010000007a"
                 "54000100000001550002000000"
-                "1d005b00080000006400000000000000");
+                "1d005b000800000064000000000000005e0005000000010000006c");
 }
 
 TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read "

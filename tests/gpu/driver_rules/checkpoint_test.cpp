@@ -5,6 +5,8 @@
 
 #include "checkpointed.hpp"
 
+#include <sys/mman.h>
+
 using namespace gpu_sleep::driver_rules;
 
 namespace {
@@ -43,6 +45,7 @@ public:
         switch (order) {
         case Order::check_contents: return yes(contents_are_right());
         case Order::read_host: return yes(host_is_right());
+        case Order::hide_host: return yes(host_is_hidden());
         case Order::ask:
             return yes(cuEventQuery(event_) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS &&
                        free_bytes() > 0);
@@ -85,6 +88,11 @@ private:
     bool host_is_right() const {
         const auto bytes = random_bytes(k_shown, 4);
         return std::equal(bytes.begin(), bytes.end(), host_.data.begin());
+    }
+    bool host_is_hidden() {
+        constexpr std::uintptr_t k_page = 4096;
+        const auto begin = (reinterpret_cast<std::uintptr_t>(host_.data.data()) + k_page - 1) & ~(k_page - 1);
+        return ::mprotect(reinterpret_cast<void*>(begin), k_shown - 2 * k_page, PROT_NONE) == 0;
     }
     bool contents_are_right() {
         if (cuGraphLaunch(exec_, stream_) != CUDA_SUCCESS || cuStreamSynchronize(stream_) != CUDA_SUCCESS)
@@ -219,6 +227,17 @@ TEST_CASE("Driver: a failed assertion is an illegal instruction after a restore"
     const char said = target.ask(Order::fail);
     if (said == 's') return gpu_sleep::test::skip("the simulated driver has no assertions");
     CHECK(said == (is_restored ? 'i' : 'a'));
+}
+
+TEST_CASE("Driver: a process that cannot reach its page-locked memory is checkpointed, and not restored",
+          "[driver_rules]") {
+    Target target;
+    REQUIRE(target.ask(Order::hide_host) == 'y');
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    CHECK(target.restore() == CUDA_ERROR_INVALID_VALUE);
+    CHECK(target.state() == CU_PROCESS_STATE_CHECKPOINTED);
+    target.process().end_with(SIGTERM);
 }
 
 TEST_CASE("Driver: a lock waits for work, and gives up in time", "[driver_rules]") {

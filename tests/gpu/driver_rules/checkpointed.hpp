@@ -17,6 +17,7 @@ enum class Order : char {
     check_contents =
         'c',         ///< "y" if all memory, and what a graph that was made before does, is as it should be
     read_host = 'h', ///< "y" if its page-locked memory is as it should be; no driver call
+    hide_host = 'x', ///< puts that out of its own reach, but for its ends; no driver call
     ask = 'q',       ///< whether work is done, and how much memory is free
     managed = 'm',   ///< takes managed memory
     ask_state = 'a', ///< "y" if it is checkpointed, as it finds itself

@@ -28,6 +28,7 @@ namespace gpu_sleep::sim {
 namespace {
 
 constexpr std::chrono::milliseconds k_look_again{1};
+constexpr std::streamsize k_longest_line = 1 << 16;
 
 thread_local int calls_under_way = 0;
 
@@ -111,12 +112,27 @@ bool only_asks(Entry entry) noexcept {
 
 /// Why no restore brings the process back.
 CUresult status_of_standing(const SharedProcess& process) noexcept {
+    if (process.hidden) return CUDA_ERROR_INVALID_VALUE;
     static constexpr std::array<CUresult, k_standing_kinds> k_statuses = {
         // by Standing
         CUDA_ERROR_UNKNOWN, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OPERATING_SYSTEM};
     for (std::size_t kind = 0; kind < k_statuses.size(); ++kind)
         if (process.standing[kind] != 0) return k_statuses[kind];
     return CUDA_SUCCESS;
+}
+
+/// Whether the process can neither read nor write some of its registered memory. Source: proc_pid_maps(5).
+bool hides_registered(const SharedProcess& process) {
+    std::ifstream maps("/proc/" + std::to_string(process.pid) + "/maps");
+    std::uint64_t begin = 0, end = 0;
+    char dash = 0;
+    std::string access;
+    for (maps >> std::hex; maps >> begin >> dash >> end >> access; maps.ignore(k_longest_line, '\n'))
+        if (access.starts_with("--") && std::ranges::any_of(process.registered, [&](const SharedSpan& span) {
+                return span.begin < end && begin < span.end;
+            }))
+            return true;
+    return false;
 }
 
 /// Which GPU it is, as the management library numbers them; nothing for another's uuid.
@@ -189,6 +205,20 @@ void note_standing(Standing kind, int more) noexcept {
     own().standing[static_cast<int>(kind)] += static_cast<unsigned>(more);
 }
 
+void note_registered(std::uint64_t begin, std::uint64_t bytes) noexcept {
+    for (auto& span : own().registered) {
+        if (span.end != 0) continue;
+        span.begin = begin;
+        span.end = begin + bytes;
+        return;
+    }
+}
+
+void note_unregistered(std::uint64_t begin) noexcept {
+    for (auto& span : own().registered)
+        if (span.begin == begin) span.end = 0;
+}
+
 } // namespace gpu_sleep::sim
 
 using namespace gpu_sleep::sim;
@@ -197,6 +227,14 @@ SIM_ENTRY(apart, 12080) cuCheckpointProcessGetState(int pid, CUprocessState* sta
     if (!state) return CUDA_ERROR_INVALID_VALUE;
     return about(Entry::cuCheckpointProcessGetState, pid, [&](SharedProcess& process) {
         *state = static_cast<CUprocessState>(process.state.load());
+        return CUDA_SUCCESS;
+    });
+}
+
+SIM_ENTRY(apart, 12080) cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
+    if (!thread) return CUDA_ERROR_INVALID_VALUE;
+    return about(Entry::cuCheckpointProcessGetRestoreThreadId, pid, [&](SharedProcess&) {
+        *thread = pid;
         return CUDA_SUCCESS;
     });
 }
@@ -223,6 +261,7 @@ SIM_ENTRY(apart, 12080) cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheck
                          return CUDA_ERROR_UNKNOWN;
                      }
                      if (process.managed != 0) return CUDA_ERROR_NOT_SUPPORTED;
+                     process.hidden = hides_registered(process);
                      DeviceBudget::instance().put_away(process);
                      process.state = CU_PROCESS_STATE_CHECKPOINTED;
                      return CUDA_SUCCESS;

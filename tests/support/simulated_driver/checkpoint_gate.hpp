@@ -7,6 +7,8 @@
 #include "support/simulated_driver/entry_points.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
+#include <cstdint>
+
 namespace gpu_sleep::sim {
 
 /// A driver call of this process under way. It begins once no other process holds this one's calls; those
@@ -29,5 +31,8 @@ void note_work_done() noexcept;
 void note_managed(int more) noexcept;
 /// The same for what a checkpoint takes and no restore brings back.
 void note_standing(Standing kind, int more) noexcept;
+/// Registered memory, which a restore does not find again if the process cannot reach it at the checkpoint.
+void note_registered(std::uint64_t begin, std::uint64_t bytes) noexcept;
+void note_unregistered(std::uint64_t begin) noexcept;
 
 } // namespace gpu_sleep::sim

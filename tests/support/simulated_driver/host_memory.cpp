@@ -5,6 +5,7 @@
 #include "support/simulated_driver/host_memory.hpp"
 
 #include "base/units.hpp"
+#include "support/simulated_driver/checkpoint_gate.hpp"
 
 #include <sys/mman.h>
 
@@ -37,6 +38,7 @@ CUresult HostMemory::add(HostRange range) {
     range.since = ++generation_;
     bytes_ += range.bytes;
     ranges_.emplace(range.begin, range);
+    note_registered(range.begin, range.bytes);
     return CUDA_SUCCESS;
 }
 
@@ -57,6 +59,7 @@ HostMemory::Ranges::iterator HostMemory::erase(Ranges::iterator it) {
     const auto& range = it->second;
     if (range.allocated) ::munmap(reinterpret_cast<void*>(range.begin), round_up(range.bytes, k_page));
     bytes_ -= range.bytes;
+    note_unregistered(range.begin);
     return ranges_.erase(it);
 }
 

@@ -22,7 +22,7 @@ namespace gpu_sleep::sim {
 namespace {
 
 constexpr int k_max_processes = 256;
-constexpr std::uint64_t k_magic = 0x34304D49535F5347; // "GS_SIM04"
+constexpr std::uint64_t k_magic = 0x35304D49535F5347; // "GS_SIM05"
 
 [[noreturn]] void give_up(const char* call) {
     std::perror(call);
@@ -103,6 +103,8 @@ void SharedState::claim() {
     place.lost = false;
     place.managed = 0;
     for (auto& count : place.standing) count = 0;
+    for (auto& span : place.registered) span.end = 0;
+    place.hidden = false;
     place.restored = false;
     place.cannot = settings().fails_checkpoints;
     place.calls = 0;

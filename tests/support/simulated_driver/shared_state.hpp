@@ -20,6 +20,12 @@ namespace gpu_sleep::sim {
 enum class Standing : int { host_export, import, ipc_import, pool_import };
 inline constexpr int k_standing_kinds = 4;
 
+/// Memory of the program that is registered; unused where `end` is 0.
+struct SharedSpan {
+    std::atomic<std::uint64_t> begin, end;
+};
+inline constexpr int k_max_registered = 512; ///< that a checkpoint knows of: the first ones
+
 /// One process that uses the devices.
 struct SharedProcess {
     std::atomic<pid_t> pid;
@@ -30,7 +36,9 @@ struct SharedProcess {
     std::atomic<std::uint64_t> work;  ///< in streams, not done
     std::atomic<unsigned> managed;    ///< managed allocations, which no checkpoint takes
     std::atomic<unsigned> standing[k_standing_kinds]; ///< what no restore brings back, by Standing
-    std::atomic<bool> restored;                       ///< and has made no call since
+    std::atomic<bool> hidden;   ///< at the checkpoint, registered memory was out of the process's reach
+    std::atomic<bool> restored; ///< and has made no call since
+    SharedSpan registered[k_max_registered];
     int gpus[k_max_devices];               ///< which GPU each of its devices is: a restore may change that
     std::uint64_t used[k_max_devices];     ///< by its own numbers of devices
     std::uint64_t put_away[k_max_devices]; ///< what it used, while it is checkpointed
