@@ -6,6 +6,7 @@
 
 #include "contents/host_cache.hpp"
 
+#include "base/log.hpp"
 #include "contents/host_use.hpp"
 #include "contents/relay.hpp"
 #include "store/arena_preparer.hpp"
@@ -183,6 +184,8 @@ Result<bool> goes_straight(Transfer& transfer) {
         }
         ways.is_straight = seconds_a_byte[1] < k_enough * std::min(seconds_a_byte[0], seconds_a_byte[2]);
         ways.is_decided = true;
+        log::debug("coded blocks, seconds for each GB: {:.3f} copied, {:.3f} decoded in place, {:.3f} copied",
+                   1e9 * seconds_a_byte[0], 1e9 * seconds_a_byte[1], 1e9 * seconds_a_byte[2]);
     }
     return ways.can_go_straight && (ways.is_decided ? ways.is_straight : ways.legs == 1);
 }

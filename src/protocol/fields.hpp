@@ -183,7 +183,8 @@ auto fields_of_sleep(auto& r, auto... idle) {
                       may<16>(r.spill), must<17>(r.keep_files), must<18>(r.copy_all), idle...,
                       may<21>(r.ignore_inhibitors), must<22>(r.check_copies), must<23>(r.store_is_named),
                       must<24>(r.host_budget), must<25>(r.deep), must<26>(r.min_awake), must<27>(r.joint),
-                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw), must<93>(r.party), must<96>(r.for_lock));
+                      may<82>(r.ignore_unknown_tags), may<88>(r.asker), must<92>(r.raw), must<93>(r.party),
+                      must<96>(r.for_lock));
 }
 auto fields(Is<model::SleepRequest> auto& r) {
     return fields_of_sleep(r);

@@ -80,7 +80,7 @@ ALL = [
     torch_program("torch_graphs"),
     torch_program("torch_dataloader"),
     torch_program("torch_ipc", refuses_deep=True),
-    torch_program("torch_ipc_together", "torch_ipc.py", together=True),
+    torch_program("torch_ipc_together", "torch_ipc.py", ranks=2, together=True),
     torch_program("llama_plain", modules=("transformers",), arguments=("--layers", "32")), # 8 billion parameters
     Program("cupy", "cupy_program.py", modules=("cupy",)),
     Program("jax", "jax_program.py", modules=("jax",)),

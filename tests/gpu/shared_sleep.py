@@ -37,13 +37,15 @@ def partner(options, requests, answers):
     """The other process: has opened memory of the first, or shares nothing."""
     import torch
 
-    own, graph = tensor_and_graph(options, requests.get())
+    shared = requests.get() # open as long as there is a name for it
+    own, graph = tensor_and_graph(options, shared)
     answers.put("ready")
     while requests.get():
         graph.replay()
         torch.cuda.synchronize()
         answers.put("done")
     answers.put([int(each) for each in own.aminmax()])
+    del shared
 
 
 def program(options):

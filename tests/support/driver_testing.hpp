@@ -24,10 +24,8 @@ inline constexpr std::size_t k_granularity = std::size_t{2} << 20;
     return properties;
 }
 
-[[nodiscard]] inline CUmemGenericAllocationHandle
-create(std::size_t bytes, CUdevice device = 0, CUmemLocationType type = CU_MEM_LOCATION_TYPE_DEVICE) {
-    auto properties = properties_on(device);
-    properties.location.type = type;
+[[nodiscard]] inline CUmemGenericAllocationHandle create(std::size_t bytes, CUdevice device = 0) {
+    const auto properties = properties_on(device);
     CUmemGenericAllocationHandle handle = 0;
     REQUIRE(cuMemCreate(&handle, bytes, &properties, 0) == CUDA_SUCCESS);
     return handle;
@@ -61,9 +59,8 @@ public:
         CHECK(cuMemRelease(handle_) == CUDA_SUCCESS);
         mapped_ = false;
     }
-    /// As memory of the device, or of NUMA node 0 of the host.
-    void bring_back(CUmemLocationType type = CU_MEM_LOCATION_TYPE_DEVICE) {
-        handle_ = create(bytes, type == CU_MEM_LOCATION_TYPE_DEVICE ? device_ : 0, type);
+    void bring_back() {
+        handle_ = create(bytes, device_);
         REQUIRE(cuMemMap(address, bytes, 0, handle_, 0) == CUDA_SUCCESS);
         REQUIRE(grant(address, bytes, device_) == CUDA_SUCCESS);
         mapped_ = true;

@@ -110,44 +110,6 @@ TEST_CASE_METHOD(OnRange, "Driver: a capture can extend a graph, which its failu
     if (const auto* sim = simulated()) CHECK(sim->live_objects().graphs == 0);
 }
 
-TEST_CASE_METHOD(Session, "Driver: no copy is updated in a graph once its memory has moved to the host",
-                 "[driver_rules]") {
-    Range from;
-    const Range to;
-    const auto stream = make_stream();
-    const auto add = kernel("sim_add");
-    CUgraph graphs[2] = {};
-    for (const bool has_copy : {true, false}) {
-        REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-        REQUIRE(launch(add, stream, from.address, std::uint64_t{1}, std::uint32_t{1}) == CUDA_SUCCESS);
-        if (has_copy) REQUIRE(cuMemcpyDtoDAsync(to.address, from.address, 64, stream) == CUDA_SUCCESS);
-        REQUIRE(cuStreamEndCapture(stream, &graphs[has_copy ? 1 : 0]) == CUDA_SUCCESS);
-    }
-    CUgraphExec execs[2] = {};
-    CUgraphExecUpdateResultInfo result{};
-    const auto update = [&](int which) { return cuGraphExecUpdate(execs[which], graphs[which], &result); };
-    for (const int which : {0, 1}) {
-        REQUIRE(cuGraphInstantiate(&execs[which], graphs[which], 0) == CUDA_SUCCESS);
-        REQUIRE(update(which) == CUDA_SUCCESS);
-    }
-    from.take_away();
-    from.bring_back(CU_MEM_LOCATION_TYPE_HOST_NUMA);
-    CHECK(update(0) == CUDA_SUCCESS);
-    CHECK(update(1) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE); // and the instance is as before
-    from.take_away();
-    from.bring_back();
-    REQUIRE(cuMemsetD32(from.address, 6, 16) == CUDA_SUCCESS);
-    REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
-    REQUIRE(cuGraphLaunch(execs[1], stream) == CUDA_SUCCESS);
-    REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
-    CHECK(first_word(to.address) == 7);
-    for (const int which : {0, 1}) {
-        CHECK(cuGraphExecDestroy(execs[which]) == CUDA_SUCCESS);
-        CHECK(cuGraphDestroy(graphs[which]) == CUDA_SUCCESS);
-    }
-    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
-}
-
 TEST_CASE_METHOD(OnRange, "Driver: streams set and await numbers in memory", "[driver_rules]") {
     const auto waiter = make_stream();
     const auto setter = make_stream();

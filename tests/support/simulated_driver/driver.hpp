@@ -18,7 +18,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -110,8 +109,6 @@ struct Graph {
 struct GraphExec {
     std::shared_ptr<const Work> work;
     std::weak_ptr<const Graph> graph; ///< of which it was made
-    /// The addresses of copies that lay in host memory then.
-    std::set<std::uint64_t> in_host_memory;
     const Context* context = nullptr;
 };
 

@@ -83,22 +83,6 @@ bool is_taken(const Driver& driver, const std::shared_ptr<Graph>& graph) {
     return any;
 }
 
-/// The addresses of the graph's copies that lie in host memory which is mapped as the device's is.
-std::set<std::uint64_t> in_host_memory(const Driver& driver, const Graph& graph) {
-    std::set<std::uint64_t> found;
-    const auto look = [&](CUmemorytype type, std::uint64_t address) {
-        const auto* const mapping = type == CU_MEMORYTYPE_DEVICE ? driver.space.find(address) : nullptr;
-        if (mapping && mapping->memory->device() == PhysicalPool::k_host) found.insert(address);
-    };
-    for (const auto& node : graph.nodes)
-        if (const auto* const copy = dynamic_cast<const Copy*>(node->work.get())) {
-            const auto parameters = copy->node_parameters();
-            look(parameters.dstMemoryType, parameters.dstDevice);
-            look(parameters.srcMemoryType, parameters.srcDevice);
-        }
-    return found;
-}
-
 CUresult instantiate(Call& c, const Context& context, CUgraphExec* handle, CUgraph graph_handle,
                      unsigned long long flags) {
     const auto graph = c.driver.graphs.find(graph_handle);
@@ -110,7 +94,6 @@ CUresult instantiate(Call& c, const Context& context, CUgraphExec* handle, CUgra
     const auto exec = std::make_shared<GraphExec>();
     exec->work = std::make_shared<GraphRun>(std::move(steps), frees_first);
     exec->graph = graph;
-    exec->in_host_memory = in_host_memory(c.driver, *graph);
     exec->context = &context;
     *handle = c.driver.execs.insert(exec);
     return CUDA_SUCCESS;
@@ -120,14 +103,10 @@ const GraphRun& run_of(const GraphExec& exec) {
     return dynamic_cast<const GraphRun&>(*exec.work);
 }
 
-/// Gives an instantiated graph the work of another, which must have nodes of the same kinds, and no copy to
-/// or from memory that has moved to the host since.
-bool update(const Driver& driver, GraphExec& exec, const Graph& graph) {
+/// Gives an instantiated graph the work of another, which must have nodes of the same kinds.
+bool update(GraphExec& exec, const Graph& graph) {
     auto steps = run_of(exec).steps();
     if (steps.size() != graph.nodes.size()) return false;
-    const auto now = in_host_memory(driver, graph);
-    if (!std::includes(exec.in_host_memory.begin(), exec.in_host_memory.end(), now.begin(), now.end()))
-        return false;
     for (std::size_t i = 0; i < steps.size(); ++i) {
         if (steps[i].work->type() != graph.nodes[i]->work->type()) return false;
         steps[i].work = graph.nodes[i]->work;
@@ -194,7 +173,7 @@ cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateRes
         const auto graph = c.driver.graphs.find(graph_handle);
         if (!exec || !graph || !result) return CUDA_ERROR_INVALID_VALUE;
         *result = {};
-        if (update(c.driver, *exec, *graph)) return CUDA_SUCCESS;
+        if (update(*exec, *graph)) return CUDA_SUCCESS;
         result->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     });
