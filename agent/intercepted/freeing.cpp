@@ -153,6 +153,12 @@ void unmap_import(ProgramMemory& memory, const Import& import) {
         if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
         if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
     });
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    const auto passing = std::ranges::find_if(imports.passing, [&](const PassingImport& each) {
+        return each.from == import.from && each.asked == import.asked;
+    });
+    if (passing != imports.passing.end()) imports.passing.erase(passing);
 }
 
 void free_waiting() noexcept {

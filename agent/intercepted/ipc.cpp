@@ -144,18 +144,26 @@ Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports
 
 /// Asks again while the memory sleeps at its owner, as a touch waits.
 Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model::SharedMemoryRequest asked) {
+    constexpr Milliseconds k_between{20};
+    constexpr Milliseconds k_silence{3'000};
     asked.question = model::SharingQuestion::wake;
-    for (;;) {
+    const auto start = Clock::now();
+    for (bool is_said = false;;) {
         auto shared = server::ask_for_memory(owner, asked, Clock::now() + k_patience);
         if (shared || shared.error().code != ErrorCode::refused) return shared;
-        std::this_thread::sleep_for(k_between_questions);
+        if (Clock::now() - start > k_silence && !std::exchange(is_said, true))
+            log::warning("memory of process {} is opened once that is awake: gpu-wake {}", owner.pid,
+                         owner.pid);
+        std::this_thread::sleep_for(k_between);
     }
 }
 
-/// Whether it has not ended.
-bool is_running(const ProcessIdentity& process) {
+/// Whether it has ended, for all that can be known.
+bool has_ended(const ProcessIdentity& process) {
     const auto start_time = start_time_of(process.pid);
-    return start_time && *start_time == process.start_time;
+    if (!start_time) return start_time.error().code == ErrorCode::no_process;
+    const char state = state_of(process.pid);
+    return *start_time != process.start_time || state == 'Z' || state == 'X';
 }
 
 std::optional<std::uint64_t> epoch_of(const HeldFile& epochs) {
@@ -172,13 +180,18 @@ void for_each_import(LockedMemory& locked, const Use& use) {
     for (auto& import : imports.all) use(import, *locked.ledger().find(import.place->span().address));
 }
 
-/// Who has it, and does not go along; the pid is 0 if that cannot be told.
-std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked) {
+/// Who has it, and does not go along; the pid is 0 if that cannot be told. Who does not answer is not asked
+/// again.
+std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked,
+                                std::vector<ProcessIdentity>& silent) {
     asked.question = model::SharingQuestion::goes_along;
     for (const auto& importer : range.importers) {
-        if (importer.pid != 0 && !is_running(importer)) continue;
+        if (importer.pid != 0 && has_ended(importer)) continue;
+        if (std::ranges::find(silent, importer) != silent.end()) return importer.pid;
         const auto goes = server::ask_for_memory(importer, asked, Clock::now() + k_patience);
-        if (!goes && goes.error().code != ErrorCode::not_owned) return importer.pid;
+        if (goes || goes.error().code == ErrorCode::not_owned) continue;
+        if (goes.error().code != ErrorCode::refused) silent.push_back(importer);
+        return importer.pid;
     }
     return std::nullopt;
 }
@@ -193,7 +206,8 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
                    std::vector<std::string>& stays) {
     auto& shared = memory.shared_ranges();
     const auto words = secret().value_or(std::array<std::uint64_t, 2>{});
-    const auto ranges = shared.all();
+    const auto ranges = shared.begin_deciding();
+    std::vector<ProcessIdentity> silent;
     std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
     const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
         return address - range.offset;
@@ -202,7 +216,8 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
         if (staying.contains(range_of(address, range))) continue;
         const auto other = in_the_way(
             range,
-            {.secret = words, .address = address, .allocation = range.allocation, .party = request.party});
+            {.secret = words, .address = address, .allocation = range.allocation, .party = request.party},
+            silent);
         if (!other) continue;
         staying.insert(range_of(address, range));
         stays.push_back(stays_with(range.bytes, *other));
@@ -211,8 +226,8 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     memory.with_lock([&](LockedMemory& locked) {
         for (const auto& [address, range] : ranges) {
             auto* const backing = locked.ledger().find(address);
-            const bool is_awake = backing && !backing->is_asleep() &&
-                                  (backing->stay_reason == k_shared_by_ipc || !backing->stay_reason);
+            const bool is_awake =
+                backing && !backing->is_asleep() && (backing->stays_in_common || !backing->stay_reason);
             if (!is_awake || staying.contains(range_of(address, range))) continue;
             if (!request.tags.empty() &&
                 std::ranges::find(request.tags, locked.ledger().tag(backing->tag).name) == request.tags.end())
@@ -224,41 +239,65 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     });
 }
 
-/// The part of agree_on_shared() of who opened it.
-void follow_owners(ProgramMemory& memory, std::uint64_t party, std::vector<std::string>& stays) {
-    struct Asked {
-        ProcessIdentity from;
-        model::SharedMemoryRequest request;
-        CUdeviceptr place;
-        Bytes bytes;
-    };
-    std::vector<Asked> all;
-    memory.with_lock([&](LockedMemory& locked) {
-        for_each_import(locked, [&](const Import& import, const ledger::Backing& backing) {
-            if (!backing.is_asleep())
-                all.push_back({import.from, import.asked, backing.address, backing.bytes});
-        });
+/// Memory that this process has opened.
+struct Opening {
+    ProcessIdentity from;
+    model::SharedMemoryRequest asked;
+    CUdeviceptr place = 0;
+    Bytes bytes = 0;
+};
+std::vector<Opening> openings(LockedMemory& locked, bool are_asleep) {
+    std::vector<Opening> found;
+    for_each_import(locked, [&](const Import& import, const ledger::Backing& backing) {
+        if (backing.imported && backing.is_asleep() == are_asleep)
+            found.push_back({import.from, import.asked, backing.address, backing.bytes});
     });
-    const auto end = Clock::now() + k_patience;
-    for (auto& [from, asked, place, bytes] : all) {
-        asked.question = model::SharingQuestion::goes_down;
-        asked.party = party;
-        auto said = server::ask_for_memory(from, asked, end);
-        while (!said && said.error().code == ErrorCode::timed_out && Clock::now() < end) {
-            std::this_thread::sleep_for(k_between_questions); // it asks others yet
-            said = server::ask_for_memory(from, asked, end);
+    return found;
+}
+
+/// Asks the owner until it is decided there. Errors: those of server::ask_for_memory(); timed_out, cancelled.
+Result<server::SharedMemory> ask_until_decided(const Opening& opening, std::uint64_t party,
+                                               Clock::time_point deadline,
+                                               const std::function<bool()>& keep_going) {
+    auto asked = opening.asked;
+    asked.question = model::SharingQuestion::goes_down;
+    asked.party = party;
+    for (;;) {
+        auto said = server::ask_for_memory(opening.from, asked, Clock::now() + k_patience);
+        if (said || said.error().code != ErrorCode::timed_out || Clock::now() >= deadline) return said;
+        if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+        std::this_thread::sleep_for(k_between_questions);
+    }
+}
+
+/// The part of agree_on_shared() of who opened it. Its owner counts on what was said to it: where that is not
+/// known to stay, it has to go, or nothing does.
+Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vector<std::string>& stays,
+                           Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, false); })) {
+        auto said = ask_until_decided(each, party, deadline, keep_going);
+        const auto code = said ? ErrorCode::internal : said.error().code;
+        if (code == ErrorCode::refused || code == ErrorCode::not_owned || (!said && has_ended(each.from))) {
+            stays.push_back(stays_with(each.bytes, each.from.pid));
+            continue;
         }
-        if (!said) stays.push_back(stays_with(bytes, from.pid));
+        if (!said) return std::move(said).error();
+        bool is_ready = false;
         memory.with_lock([&](LockedMemory& locked) {
             for_each_import(locked, [&](Import& import, ledger::Backing& backing) {
-                if (!said || backing.address != place) return;
+                if (backing.address != each.place) return;
                 import.epochs = HeldFile(std::move(said->memory));
                 const auto epoch = epoch_of(import.epochs);
-                if (epoch) backing.stay_reason = nullptr;
+                is_ready = epoch && backing.stay_reason == k_of_another_process;
                 import.epoch = epoch.value_or(0);
+                if (is_ready) backing.stay_reason = nullptr;
             });
         });
+        if (!is_ready)
+            return make_error(ErrorCode::driver_failed,
+                              "memory that process {} shares with it cannot sleep here", each.from.pid);
     }
+    return {};
 }
 
 } // namespace
@@ -299,10 +338,19 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
         const auto import = std::ranges::find_if(imports.all, [&](const Import& i) {
             return i.asked.secret == request.secret && i.asked.allocation == request.allocation;
         });
-        if (import == imports.all.end()) return none();
-        if (import->is_asleep || (request.party != 0 && request.party == ranges.party()))
+        const bool is_passing = std::ranges::any_of(imports.passing, [&](const PassingImport& i) {
+            return i.asked.secret == request.secret && i.asked.allocation == request.allocation;
+        });
+        if (import == imports.all.end() && !is_passing) return none();
+        const bool is_in_party = request.party != 0 && request.party == ranges.party();
+        if (!is_passing && (import->is_asleep || (is_in_party && !import->stays)))
             return server::SharedMemory();
         return make_error(ErrorCode::refused, "it does not go to sleep");
+    }
+    if (request.question == Question::has_passed) {
+        auto passed = ranges.has_passed(request.party);
+        if (!passed) return std::move(passed).error();
+        return server::SharedMemory();
     }
     if (request.secret != secret()) return none();
     if (request.question == Question::is_there) {
@@ -321,18 +369,48 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
         const auto known = books().allocations.find(request.address);
         return known && known->id == request.allocation;
     };
-    const auto start_time = start_time_of(asker);
-    const auto who = start_time ? std::optional(ProcessIdentity{asker, *start_time}) : std::nullopt;
+    std::optional<ProcessIdentity> who; // nobody: it is in another pid namespace
+    if (asker != 0) who = ProcessIdentity{asker, GPU_SLEEP_TRY(start_time_of(asker))};
     auto opened = ranges.open(with->api(), request, who, is_allocated);
     if (!opened) return std::move(opened).error();
     return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
 }
 
-std::vector<std::string> agree_on_shared(ProgramMemory& memory, const model::SleepRequest& request) {
+Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory, const model::SleepRequest& request,
+                                                 Clock::time_point deadline,
+                                                 const std::function<bool()>& keep_going) {
     std::vector<std::string> stays;
     decide_on_own(memory, request, stays);
-    follow_owners(memory, request.party, stays);
+    GPU_SLEEP_TRY(follow_owners(memory, request.party, stays, deadline, keep_going));
     return stays;
+}
+
+bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
+    constexpr Milliseconds k_until_known{10'000};
+    constexpr Milliseconds k_hearsay{500}; // longer than it takes from one to the next
+    std::vector<ProcessIdentity> others;
+    for (const auto& [address, range] : memory.shared_ranges().all())
+        others.insert(others.end(), range.importers.begin(), range.importers.end());
+    {
+        auto& imports = books().imports;
+        const MutexLock lock(imports.mutex);
+        for (const auto& import : imports.all) others.push_back(import.from);
+    }
+    memory.shared_ranges().withdraw_from_party();
+    model::SharedMemoryRequest asked;
+    asked.question = model::SharingQuestion::has_passed;
+    asked.party = party;
+    const auto start = Clock::now();
+    for (bool may_be_told = !others.empty(); may_be_told;) {
+        may_be_told = Clock::now() - start < k_hearsay;
+        for (const auto& other : others) {
+            const auto said = server::ask_for_memory(other, asked, start + k_until_known);
+            if (said) return true;
+            may_be_told |= said.error().code == ErrorCode::timed_out && Clock::now() - start < k_until_known;
+        }
+        std::this_thread::sleep_for(k_between_questions);
+    }
+    return false;
 }
 
 bool shares_any(ProgramMemory& memory) {
@@ -341,40 +419,49 @@ bool shares_any(ProgramMemory& memory) {
     return !imports.all.empty() || !memory.shared_ranges().all().empty();
 }
 
-void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking) {
+void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking,
+                   const std::function<bool(ledger::TagId)>& is_spoiled) {
     memory.shared_ranges().settle(
         [&](driver::DeviceAddress address) -> driver::PhysicalMemory::Handle {
             auto* const backing = locked.ledger().find(address);
-            const bool has_memory = backing && (!backing->is_asleep() || (waking != 0 && backing->mapped));
-            if (!has_memory) return 0;
-            if (!backing->is_asleep() && !backing->stay_reason) backing->stay_reason = k_shared_by_ipc;
+            if (!backing) return 0;
+            const bool is_woken = waking != 0 && backing->mapped && !is_spoiled(backing->tag);
+            if (backing->is_asleep() && !is_woken) return 0;
+            if (!backing->is_asleep() && !backing->stay_reason) {
+                backing->stay_reason = k_shared_by_ipc;
+                backing->stays_in_common = true;
+            }
             return backing->handle;
         },
         waking);
     for_each_import(locked, [](Import& import, ledger::Backing& backing) {
         import.is_asleep = backing.is_asleep();
-        if (backing.imported && !import.is_asleep) backing.stay_reason = k_of_another_process;
+        if (backing.imported && !import.is_asleep && !backing.stay_reason)
+            backing.stay_reason = k_of_another_process;
+        import.stays = backing.stay_reason && backing.stay_reason != k_of_another_process;
     });
 }
 
-std::vector<std::string> adopt_orphans(LockedMemory& locked) {
+std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
     std::vector<std::string> notes;
-    for_each_import(locked, [&](Import& import, ledger::Backing& backing) {
-        if (!backing.is_asleep() || !backing.imported) return;
-        auto asked = import.asked;
-        asked.question = model::SharingQuestion::is_there;
-        if (is_running(import.from)) {
-            const auto said = server::ask_for_memory(import.from, asked, Clock::now() + k_patience);
-            if (said || said.error().code != ErrorCode::not_owned) return;
-        }
-        backing.imported = false;
-        if (epoch_of(import.epochs) == import.epoch) return;
-        notes.push_back(fmt::format("{} are zero: process {}, which shared them, woke without this one and "
-                                    "gave them up",
-                                    format_bytes(backing.bytes), import.from.pid));
-        locked.contents().forget(std::exchange(backing.kept, {}).range);
-        ledger::Ledger::move(backing, model::Residence::dropped);
-    });
+    for (auto& each : memory.with_lock([](auto& locked) { return openings(locked, true); })) {
+        each.asked.question = model::SharingQuestion::is_there;
+        const auto said = server::ask_for_memory(each.from, each.asked, Clock::now() + k_patience);
+        if (said || (said.error().code != ErrorCode::not_owned && !has_ended(each.from))) continue;
+        memory.with_lock([&](LockedMemory& locked) {
+            for_each_import(locked, [&](const Import& import, ledger::Backing& backing) {
+                if (backing.address != each.place || !backing.is_asleep()) return;
+                backing.imported = false;
+                if (epoch_of(import.epochs) == import.epoch) return;
+                notes.push_back(
+                    fmt::format("{} are zero: process {}, which shared them, woke without this one "
+                                "and gave them up",
+                                format_bytes(backing.bytes), import.from.pid));
+                locked.contents().forget(std::exchange(backing.kept, {}).range);
+                ledger::Ledger::move(backing, model::Residence::dropped);
+            });
+        });
+    }
     return notes;
 }
 
@@ -382,35 +469,39 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
                            const model::WakeRequest& request, Clock::time_point deadline,
                            const std::function<bool()>& keep_going) {
     for (auto* const backing : wanted) {
-        std::optional<std::pair<ProcessIdentity, model::SharedMemoryRequest>> of;
+        std::optional<Opening> of; // closed meanwhile: it stays asleep
         {
             auto& imports = books().imports;
             const MutexLock lock(imports.mutex);
-            for (const auto& import : imports.all)
-                if (import.place->span().address == backing->address) of.emplace(import.from, import.asked);
+            for (auto& import : imports.all)
+                if (import.place->span().address == backing->address) {
+                    of = {import.from, import.asked, backing->address, backing->bytes};
+                    import.is_asleep = false; // an owner that falls asleep again has to wait for it
+                }
         }
-        if (!of) return make_error(ErrorCode::not_owned, "shared memory was closed meanwhile");
-        auto& [owner, asked] = *of;
-        asked.party = request.party;
-        asked.question = request.with_sharers ? model::SharingQuestion::wake : model::SharingQuestion::memory;
+        if (!of) continue;
+        of->asked.party = request.party;
+        of->asked.question =
+            request.with_sharers ? model::SharingQuestion::wake : model::SharingQuestion::memory;
         for (;;) {
-            auto shared = server::ask_for_memory(owner, asked, Clock::now() + k_patience);
+            auto shared = server::ask_for_memory(of->from, of->asked, Clock::now() + k_patience);
             if (shared) {
                 auto memory = import_memory(api, shared->memory);
                 if (!memory) return std::move(memory).error();
                 backing->handle = memory->release();
                 break;
             }
-            const bool sleeps = shared.error().code == ErrorCode::refused;
-            if (!sleeps) return std::move(shared).error();
-            if (!request.joint && !request.with_sharers)
+            if (shared.error().code != ErrorCode::refused) return std::move(shared).error();
+            const bool waits = request.joint || request.with_sharers;
+            if (!waits && !request.tags.empty()) break; // it was not asked for
+            if (!waits)
                 return make_error(ErrorCode::driver_failed,
                                   "it shares memory with process {}, which sleeps; gpu-wake --with-sharers "
                                   "wakes both",
-                                  owner.pid);
+                                  of->from.pid);
             if (Clock::now() >= deadline)
                 return make_error(ErrorCode::timed_out, "process {}, which has memory of it, did not wake",
-                                  owner.pid);
+                                  of->from.pid);
             if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
             std::this_thread::sleep_for(k_between_questions);
         }
@@ -436,6 +527,15 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
             return open_again(memory.api(), locked, imports, ticket, mask, *address);
         };
         if (const auto known = memory.with_lock(again)) return known;
+        std::list<PassingImport> passing{{ticket.process(), ticket.request()}};
+        const auto here = passing.begin();
+        const auto move_passing = [&](std::list<PassingImport>& to, std::list<PassingImport>& from) {
+            const MutexLock lock(imports.mutex);
+            to.splice(to.end(), from, here);
+        };
+        [&]() GPU_SLEEP_UNCHECKED { move_passing(imports.passing, passing); }();
+        const std::shared_ptr<void> passes(
+            nullptr, [&](void*) GPU_SLEEP_UNCHECKED { move_passing(passing, imports.passing); });
         const auto shared = ask_until_awake(ticket.process(), ticket.request());
         if (!shared) {
             log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
@@ -469,6 +569,8 @@ Answer close_ipc(CUdeviceptr address) noexcept {
                                              [&](const Import& i) { return i.given == address; });
             if (import == imports.all.end()) return std::nullopt;
             if (--import->opens != 0) return CUDA_SUCCESS;
+            std::list<PassingImport> closing{{import->from, import->asked}};
+            imports.passing.splice(imports.passing.end(), closing);
             closed.imports.splice(closed.imports.end(), imports.all, import); // which takes no memory
         }
         books().residual.take(address);

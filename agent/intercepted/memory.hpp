@@ -62,20 +62,30 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
 /// Whether the program has any such memory.
 [[nodiscard]] bool shares_any(ProgramMemory& memory);
 /// Asks the others, and has what goes to sleep with them be as any other memory until settle_shared().
-/// Returns what stays, with the reason. Waits for others' answers. May throw.
-[[nodiscard]] std::vector<std::string> agree_on_shared(ProgramMemory& memory,
-                                                       const model::SleepRequest& request);
+/// Returns what stays, with the reason. Errors: timed_out, cancelled, those of server::ask_for_memory(): it
+/// is not known who goes.
+[[nodiscard]] Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory,
+                                                               const model::SleepRequest& request,
+                                                               Clock::time_point deadline,
+                                                               const std::function<bool()>& keep_going);
 /// What is awake stays from now on, and others get it; with a `waking` party, that alone, and what this wake
-/// has mapped, too.
-void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking = 0);
+/// has mapped, too, unless it is spoiled.
+void settle_shared(
+    ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking = 0,
+    const std::function<bool(ledger::TagId)>& is_spoiled = [](auto) { return false; });
 /// What sleeps here and has no owner any more becomes this process's own. Returns what of it is lost.
-[[nodiscard]] std::vector<std::string> adopt_orphans(LockedMemory& locked);
-/// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles. `keep_going` is
-/// asked while it waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
+[[nodiscard]] std::vector<std::string> adopt_orphans(ProgramMemory& memory);
+/// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles, but for those that
+/// were closed meanwhile, or were not asked for and sleep at their owner. `keep_going` is asked while it
+/// waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
                                          const model::WakeRequest& request, Clock::time_point deadline,
                                          const std::function<bool()>& keep_going);
+/// The command is gone, or has withdrawn, when all was ready: whether it has told any of those that share
+/// memory with this process to go on. Then this one has to go on, too, for no memory may become two. Waits
+/// for the others, half a second as a rule.
+[[nodiscard]] bool party_has_passed(ProgramMemory& memory, std::uint64_t party);
 
 // The program's own virtual memory: its handles, its mappings, and which of them have to stay.
 

@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "common/interception.hpp"
+#include "intercepted/memory.hpp"
 #include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -34,6 +35,13 @@ Result<bool> Operation::begin(bool is_sleep) {
     const log::Step step("wait for other operations");
     GPU_SLEEP_TRY(take_turn(is_sleep));
     return ground.deep.look();
+}
+
+Result<bool> Operation::wait_ready(Joint& joint, std::uint64_t party) {
+    auto told = joint.wait_ready();
+    if (!told && intercepted::party_has_passed(memory, party)) told = true;
+    if (told && *told) memory.shared_ranges().pass();
+    return told;
 }
 
 model::Report Operation::reported() noexcept {

@@ -57,6 +57,8 @@ struct Operation {
     [[nodiscard]] Result<void> take_turn(bool is_sleep);
     /// The same, and returns whether the process sleeps deeply. Errors besides: those of DeepSleep::look().
     [[nodiscard]] Result<bool> begin(bool is_sleep);
+    /// Joint::wait_ready(), of which those that share memory may know more.
+    [[nodiscard]] Result<bool> wait_ready(Joint& joint, std::uint64_t party);
     /// Adds to the report how all stands now, and returns it. A shortage of memory only thins it.
     [[nodiscard]] model::Report reported() noexcept;
 

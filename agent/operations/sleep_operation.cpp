@@ -166,7 +166,7 @@ public:
 
     Result<void> shut_gate() {
         quiet_since_ = Clock::now();
-        memory.shared_ranges().take_part(request_.party);
+        memory.shared_ranges().take_part(may_agree() ? request_.party : 0);
         if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate(sleeps_ && !pauses())));
         // One may have been called for the first time just before.
         return sleeps_ && !request_.force ? intercepted::check_calls_are_seen() : Result<void>();
@@ -185,8 +185,10 @@ public:
     }
     /// What processes share goes to sleep if all of them do.
     Result<void> agree_on_shared() {
-        if (!holds_work() || !request_.joint || pauses() || !intercepts()) return {};
-        auto stays = intercepted::agree_on_shared(memory, request_);
+        if (!may_agree()) return {};
+        auto stays = GPU_SLEEP_TRY(intercepted::agree_on_shared(memory, request_, deadline, [this] {
+            return progress({Progress::Phase::drain, 0, 0});
+        }));
         if (request_.deep && !stays.empty())
             return make_error(ErrorCode::driver_failed, "it cannot sleep deeply: {}", stays.front());
         std::ranges::move(stays, std::back_inserter(report.notes));
@@ -383,11 +385,15 @@ private:
     /// How the asker follows the transaction.
     [[nodiscard]] sleep::Control control() {
         sleep::Control control{progress_, request_.bounds_all ? deadline : Clock::time_point::max()};
-        control.wait_for_others = [this] { return joint_.wait_ready(); };
+        control.wait_for_others = [this] { return wait_ready(joint_, request_.party); };
         return control;
     }
     /// Whether the program itself asks: then no inhibitor stands in its way.
     [[nodiscard]] bool is_own() const noexcept { return who_ == server::Asker::program; }
+    /// Whether memory that processes share may go to sleep.
+    [[nodiscard]] bool may_agree() const noexcept {
+        return holds_work() && request_.joint && !pauses() && intercepts();
+    }
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     [[nodiscard]] bool holds_work() const noexcept {
         return !is_away_ && (scope_ == Scope::all || scope_ == Scope::sleepers);

@@ -35,9 +35,7 @@ public:
     }
     Result<void> look() {
         is_deep_ = GPU_SLEEP_TRY(ground.deep.look());
-        if (!request_.dry_run)
-            report.notes =
-                memory.with_lock([](LockedMemory& locked) { return intercepted::adopt_orphans(locked); });
+        if (!request_.dry_run) report.notes = intercepted::adopt_orphans(memory);
         if (is_deep_ || request_.gpus.empty() || ground.deep.has_moved(request_.gpus)) return {};
         ground.settle_gate(); // somebody else may have brought it back
         return make_error(
@@ -97,14 +95,18 @@ public:
         sleep::Control control{progress, request_.bounds_all ? deadline : Clock::time_point::max()};
         control.wait_for_others = [this] {
             give_room_back(); // all is mapped, and another of those that go together may wait for it
-            return joint_.wait_ready();
+            return wait_ready(joint_, request_.party);
         };
+        memory.shared_ranges().take_part(request_.party);
         const bool has_changed = std::exchange(report.changed, false);
         woken_ = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             const auto in_place = locked.ledger().in_place();
-            const sleep::Fetch fetch = [&](std::span<ledger::Backing* const> imports) {
+            const sleep::Fetch fetch = [&](std::span<ledger::Backing* const> imports,
+                                           const sleep::Spoiled& spoiled) {
+                give_room_back(); // which others may wait for
                 // Each has what is its own by now, and may wait for what the others have.
-                if (request_.joint) intercepted::settle_shared(memory, locked, request_.party);
+                const auto is_spoiled = [&](ledger::TagId tag) { return spoiled.contains(tag); };
+                if (request_.joint) intercepted::settle_shared(memory, locked, request_.party, is_spoiled);
                 return intercepted::fetch_imports(memory.api(), imports, request_, deadline, [this] {
                     return progress({Progress::Phase::waiting, 0, 0});
                 });
@@ -112,7 +114,6 @@ public:
             const auto wake = [&](const sleep::Fetch& with) {
                 auto woken =
                     ground.transact(locked, [&] { return locked.wake(request_, control, report, with); });
-                if (woken) memory.shared_ranges().begin_epoch();
                 if (!request_.dry_run) intercepted::settle_shared(memory, locked);
                 return woken;
             };
@@ -121,6 +122,7 @@ public:
             auto woken = wake(is_own_first ? sleep::Fetch() : fetch);
             if (is_own_first && woken)
                 if (auto rest = wake(fetch); !rest && !woken->left) woken->left = std::move(rest).error();
+            memory.shared_ranges().take_part(0);
             from_place_ = in_place - locked.ledger().in_place();
             return woken;
         }));

@@ -68,8 +68,9 @@ public:
     /// Of what is under `tags`; see Ledger::state().
     [[nodiscard]] model::State state(const std::vector<std::string>& tags = {}) const;
 
-    /// The backing that holds `address`, which exists, stays on the GPU from now on; the first reason counts.
-    void make_stay(driver::DeviceAddress address, const char* reason) noexcept;
+    /// The backing that holds `address`, which exists, stays on the GPU from now on; the first reason counts,
+    /// unless it is `in_common` with others, and may end.
+    void make_stay(driver::DeviceAddress address, const char* reason, bool is_in_common = false) noexcept;
 
     /// Takes out the mapping of the program's own that begins at `address`, which is awake, and returns it
     /// with its handle.

@@ -301,7 +301,7 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
                           .handle = backing->handle,
                           .bytes = backing->bytes,
                           .offset = address - backing->address});
-    locked_.make_stay(address, reason);
+    locked_.make_stay(address, reason, true);
     return {};
 }
 
@@ -347,8 +347,26 @@ Result<UniqueFd> SharedRanges::goes_down(const model::SharedMemoryRequest& reque
     return UniqueFd(::fcntl(epochs_.get(), F_DUPFD_CLOEXEC, k_first_own_number));
 }
 
-void SharedRanges::begin_epoch() noexcept {
+Result<void> SharedRanges::has_passed(std::uint64_t party) const {
     const MutexLock lock(mutex_);
+    if (party != 0 && party == passed_) return {};
+    if (party != 0 && party == party_ && !is_withdrawn_)
+        return make_error(ErrorCode::timed_out, "it is not known yet");
+    return make_error(ErrorCode::refused, "it has gone back");
+}
+
+void SharedRanges::settle(const HandleOf& handle_of, std::uint64_t party) {
+    const MutexLock lock(mutex_);
+    bool has_woken = false;
+    for (auto& [address, range] : ranges_) {
+        const bool was_going = std::exchange(range.party, range.is_asleep ? party : 0) != 0;
+        range.handle = handle_of(address);
+        if (party != 0) continue;
+        // What was to sleep and does not may be asleep elsewhere.
+        has_woken |= (range.is_asleep || was_going) && range.handle != 0;
+        range.is_asleep = range.handle == 0;
+    }
+    if (!has_woken) return;
     ++epoch_;
     if (epochs_.is_held() && ::pwrite(epochs_.get(), &epoch_, sizeof epoch_, 0) != sizeof epoch_)
         log::error("processes that share memory cannot be told that it woke");

@@ -47,6 +47,7 @@ public:
         Bytes bytes = 0;         ///< of the backing
         Bytes offset = 0;        ///< of the allocation in it
         std::uint64_t party = 0; ///< in which it goes to sleep, or wakes: meanwhile only that may have it
+        bool is_asleep = false;
         std::vector<ProcessIdentity> importers{}; ///< that opened it; some may have ended, or closed it
     };
     using Ranges = std::map<driver::DeviceAddress, Range>;
@@ -92,11 +93,29 @@ public:
         return ranges_;
     }
 
-    /// This process takes part in a sleep of `party` from now on; in none: 0.
+    /// This process takes part in a sleep or a wake of `party` from now on; in none: 0.
     void take_part(std::uint64_t party) noexcept {
         const MutexLock lock(mutex_);
         party_ = party;
-        is_decided_ = false;
+        is_decided_ = is_withdrawn_ = false;
+    }
+    /// Nobody tells it to go on any more.
+    void withdraw_from_party() noexcept {
+        const MutexLock lock(mutex_);
+        is_withdrawn_ = true;
+    }
+    /// It has passed the point of no return of that.
+    void pass() noexcept {
+        const MutexLock lock(mutex_);
+        passed_ = party_;
+    }
+    /// Whether it has. Errors: refused; timed_out (it may yet be told to).
+    [[nodiscard]] Result<void> has_passed(std::uint64_t party) const;
+    /// Returns all, which nobody gets until decide() but the party.
+    [[nodiscard]] Ranges begin_deciding() {
+        const MutexLock lock(mutex_);
+        for (auto& [address, range] : ranges_) range.party = party_;
+        return ranges_;
     }
     [[nodiscard]] std::uint64_t party() const noexcept {
         const MutexLock lock(mutex_);
@@ -105,34 +124,29 @@ public:
     /// Those that go to sleep with the party are `going`; all others stay.
     void decide(const std::set<driver::DeviceAddress>& going) noexcept {
         const MutexLock lock(mutex_);
-        for (const auto address : going)
-            if (const auto found = ranges_.find(address); found != ranges_.end()) {
-                found->second.party = party_;
-                found->second.handle = 0;
-            }
+        for (auto& [address, range] : ranges_) {
+            const bool goes = going.contains(address);
+            range.party = goes ? party_ : 0;
+            if (goes) range.handle = 0;
+        }
         is_decided_ = true;
     }
     /// Whether it goes; then the file whose first eight bytes count how often what is shared woke. Errors:
     /// not_owned, timed_out (it is not decided), refused (it stays), io_failed.
     [[nodiscard]] Result<UniqueFd> goes_down(const model::SharedMemoryRequest& request);
     /// The memory of a range that is awake can be had again, that of one that sleeps (`handle_of` is 0)
-    /// cannot; with a `party`, by that alone.
-    void settle(const HandleOf& handle_of, std::uint64_t party) {
-        const MutexLock lock(mutex_);
-        for (auto& [address, range] : ranges_) {
-            range.handle = handle_of(address);
-            range.party = party;
-        }
-    }
-    /// What sleeps may change from now on: kept contents of importers do not count any more.
-    void begin_epoch() noexcept;
+    /// cannot; with a `party`, by that alone, and it may sleep again. What has woken may change from now on:
+    /// the contents that importers keep do not count any more.
+    void settle(const HandleOf& handle_of, std::uint64_t party);
 
 private:
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     Ranges ranges_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::uint64_t party_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    std::uint64_t passed_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< the last party
     bool is_decided_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
+    bool is_withdrawn_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
     HeldFile epochs_ GPU_SLEEP_GUARDED_BY(mutex_); ///< a file that importers have, too
     std::uint64_t epoch_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
 };

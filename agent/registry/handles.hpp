@@ -69,6 +69,12 @@ struct Handles {
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
 };
 
+/// Memory of another process that is being opened, or closed, and may be used meanwhile.
+struct PassingImport {
+    ProcessIdentity from;
+    model::SharedMemoryRequest asked;
+};
+
 /// Memory of another process, opened here. The ledger has it, where it begins at its place.
 struct Import {
     ProcessIdentity from;
@@ -78,6 +84,7 @@ struct Import {
     driver::DeviceMask access = 0;
     unsigned opens = 1;
     bool is_asleep = false;
+    bool stays = false;      ///< for another reason than that others have it
     HeldFile epochs{};       ///< asleep: of the owner, see SharedRanges::goes_down()
     std::uint64_t epoch = 0; ///< that it says while the contents kept here are the owner's
 };
@@ -86,6 +93,7 @@ struct Imports {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
+    std::list<PassingImport> passing GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 } // namespace gpu_sleep::agent::registry

@@ -47,6 +47,7 @@ struct Backing {
         nullptr;                  ///< why it has to stay on the GPU, in static text; null when it may sleep
     std::uint64_t handle = 0;     ///< the driver's physical memory; 0 when it has none
     bool host_backed = false;     ///< that is host memory, which its devices reach across the link
+    bool stays_in_common = false; ///< for others have it, too: it may sleep if all of them do
     bool imported = false;        ///< of another process, from which a wake gets it again
     bool holds_contents = false;  ///< asleep in place: its handle has all its contents, and no kept range
     bool was_host_backed = false; ///< asleep without a handle, it ran from host memory until then

@@ -76,7 +76,7 @@ constexpr auto accepted(model::State) {
     return Range{model::State::awake, model::State::paused};
 }
 constexpr auto accepted(model::SharingQuestion) {
-    return Range{model::SharingQuestion::memory, model::SharingQuestion::goes_along};
+    return Range{model::SharingQuestion::memory, model::SharingQuestion::has_passed};
 }
 constexpr auto accepted(model::OnTouch) {
     return Range{model::OnTouch::wait, model::OnTouch::fail};

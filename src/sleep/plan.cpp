@@ -274,7 +274,7 @@ Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& req
     std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {
         const auto& tag = ledger.tag(backing.tag);
-        if (!request.tags.empty() && !contains(request.tags, tag.name)) continue;
+        if (!request.tags.empty() && !backing.imported && !contains(request.tags, tag.name)) continue;
         const bool is_damaged = backing.residence() == Residence::damaged;
         const auto action =
             wake_action_for(backing.residence(), is_damaged && is_mendable(backing.kept.range));

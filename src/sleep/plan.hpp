@@ -147,8 +147,9 @@ void note_in_place(const SleepPlan& plan, model::Report& report);
 using Spoiled = std::map<ledger::TagId, Error>;
 
 /// Gives memory of other processes the driver's handles, once the process's own is there. Empty: that stays
-/// asleep.
-using Fetch = std::function<Result<void>(std::span<ledger::Backing* const>)>;
+/// asleep. Of the process's own, spoiled tags will not wake; some of the others' may be left without a
+/// handle.
+using Fetch = std::function<Result<void>(std::span<ledger::Backing* const>, const Spoiled&)>;
 
 struct WakePlan {
     std::map<int, std::vector<ledger::Backing*>> devices;

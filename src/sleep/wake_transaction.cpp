@@ -112,7 +112,9 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Cont
                                    [&](DeviceWake& device) { return bring_back(device, progress); }));
     for (const auto& device : devices_) note_spoiled(device);
     imports_ = plan.imports;
-    if (fetch) GPU_SLEEP_TRY(fetch(imports_));
+    for (auto* import : imports_) GPU_SLEEP_TRY(release_memory(api_, *import)); // what could not be undone
+    if (fetch) GPU_SLEEP_TRY(fetch(imports_, spoiled_));
+    std::erase_if(imports_, [](const Backing* import) { return import->handle == 0; });
     for (auto* import : imports_) {
         const driver::AddressSpan span{import->address, import->bytes};
         if (!import->mapped) GPU_SLEEP_TRY(driver::map(api_, span, import->handle));

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <thread>
+
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
@@ -147,6 +149,7 @@ TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
         CHECK(succeeded(pair.command(pair.giver, "gpu-wake", {"--with-sharers"})));
         pair.fall_asleep();
     }
+    CHECK(succeeded(pair.command("gpu-wake", {"--dry-run"})));
     pair.giver.kill();
     CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
     CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
@@ -154,8 +157,37 @@ TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
     CHECK(succeeded(pair.command(pair.taker, "gpu-sleep"))); // it is its own now
     CHECK(pair.taker.report("residual/0/kind") == "ipc");    // but not what it has shared itself
     CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
+    CHECK(succeeded(pair.command("gpu-sleep", {"--deep"}))); // of all that are left
+    CHECK(succeeded(pair.command("gpu-wake")));
     CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
     pair.taker.tell("free " + pair.opened.number);
+}
+
+TEST_CASE("Sharing: what another device has as well stays, whoever else goes to sleep", "[sharing]") {
+    Pair pair;
+    pair.giver.tell("synchronous " + pair.given.number); // as before it is given to a network card
+    CHECK(pair.command("gpu-sleep", {"--deep"}).status == 1);
+    CHECK(succeeded(pair.command("gpu-sleep")));
+    CHECK(pair.giver.report("residual/0/reason") == "registered with another device");
+    CHECK(pair.taker.report("residual/0/kind") == "ipc");
+    CHECK(succeeded(pair.command("gpu-wake")));
+    pair.check();
+}
+
+TEST_CASE("Sharing: it stays one memory, whenever the command is killed", "[sharing]") {
+    const bool is_wake = GENERATE(false, true);
+    Pair pair;
+    for (int i = 0; i < 12; ++i) {
+        INFO("killed after " << 8 * i << " ms, " << (is_wake ? "waking" : "falling asleep"));
+        if (is_wake) pair.fall_asleep();
+        Process command(
+            pair.family.launch(is_wake ? "gpu-wake" : "gpu-sleep", {DeepFamily::root(), "--tree"}));
+        std::this_thread::sleep_for(Milliseconds(8 * i));
+        command.signal(SIGKILL);
+        static_cast<void>(command.finish());
+        pair.fall_asleep(); // waits for what is under way
+        pair.wake();
+    }
 }
 
 TEST_CASE("Sharing: what its owner changed before it ended is reported as lost", "[sharing]") {
