@@ -144,7 +144,7 @@ Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports
 
 /// Asks again while the memory sleeps at its owner, as a touch waits.
 Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model::SharedMemoryRequest asked) {
-    constexpr Milliseconds k_between{20};
+    constexpr Milliseconds k_between_tries{20};
     constexpr Milliseconds k_silence{3'000};
     asked.question = model::SharingQuestion::wake;
     const auto start = Clock::now();
@@ -154,7 +154,7 @@ Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model
         if (Clock::now() - start > k_silence && !std::exchange(is_said, true))
             log::warning("memory of process {} is opened once that is awake: gpu-wake {}", owner.pid,
                          owner.pid);
-        std::this_thread::sleep_for(k_between);
+        std::this_thread::sleep_for(k_between_tries);
     }
 }
 
@@ -547,6 +547,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
         opened->import.asked = ticket.request();
         const auto span = opened->import.place->span();
         const auto status = answered([&] {
+            opened->import.closing.push_back({ticket.process(), ticket.request()}); // then it takes no memory
             return memory.with_lock([&](LockedMemory& locked) -> Answer {
                 if (const auto known = again(locked)) return known; // another thread was faster
                 *address = opened->import.given;
@@ -569,8 +570,7 @@ Answer close_ipc(CUdeviceptr address) noexcept {
                                              [&](const Import& i) { return i.given == address; });
             if (import == imports.all.end()) return std::nullopt;
             if (--import->opens != 0) return CUDA_SUCCESS;
-            std::list<PassingImport> closing{{import->from, import->asked}};
-            imports.passing.splice(imports.passing.end(), closing);
+            imports.passing.splice(imports.passing.end(), import->closing);
             closed.imports.splice(closed.imports.end(), imports.all, import); // which takes no memory
         }
         books().residual.take(address);

@@ -355,18 +355,7 @@ Result<void> SharedRanges::has_passed(std::uint64_t party) const {
     return make_error(ErrorCode::refused, "it has gone back");
 }
 
-void SharedRanges::settle(const HandleOf& handle_of, std::uint64_t party) {
-    const MutexLock lock(mutex_);
-    bool has_woken = false;
-    for (auto& [address, range] : ranges_) {
-        const bool was_going = std::exchange(range.party, range.is_asleep ? party : 0) != 0;
-        range.handle = handle_of(address);
-        if (party != 0) continue;
-        // What was to sleep and does not may be asleep elsewhere.
-        has_woken |= (range.is_asleep || was_going) && range.handle != 0;
-        range.is_asleep = range.handle == 0;
-    }
-    if (!has_woken) return;
+void SharedRanges::begin_epoch() noexcept {
     ++epoch_;
     if (epochs_.is_held() && ::pwrite(epochs_.get(), &epoch_, sizeof epoch_, 0) != sizeof epoch_)
         log::error("processes that share memory cannot be told that it woke");

@@ -55,7 +55,6 @@ public:
         Range range;
         UniqueFd memory;
     };
-    using HandleOf = std::function<driver::PhysicalMemory::Handle(driver::DeviceAddress)>;
 
     void add(driver::DeviceAddress address, Range range) {
         const MutexLock lock(mutex_);
@@ -137,9 +136,25 @@ public:
     /// The memory of a range that is awake can be had again, that of one that sleeps (`handle_of` is 0)
     /// cannot; with a `party`, by that alone, and it may sleep again. What has woken may change from now on:
     /// the contents that importers keep do not count any more.
-    void settle(const HandleOf& handle_of, std::uint64_t party);
+    /// Takes no memory.
+    template <class HandleOf>
+    void settle(const HandleOf& handle_of, std::uint64_t party) {
+        const MutexLock lock(mutex_);
+        bool has_woken = false;
+        for (auto& [address, range] : ranges_) {
+            const bool was_going = std::exchange(range.party, range.is_asleep ? party : 0) != 0;
+            range.handle = handle_of(address);
+            if (party != 0) continue;
+            // What was to sleep and does not may be asleep elsewhere.
+            has_woken |= (range.is_asleep || was_going) && range.handle != 0;
+            range.is_asleep = range.handle == 0;
+        }
+        if (has_woken) begin_epoch();
+    }
 
 private:
+    void begin_epoch() noexcept GPU_SLEEP_REQUIRES(mutex_);
+
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     Ranges ranges_ GPU_SLEEP_GUARDED_BY(mutex_);

@@ -84,9 +84,10 @@ struct Import {
     driver::DeviceMask access = 0;
     unsigned opens = 1;
     bool is_asleep = false;
-    bool stays = false;      ///< for another reason than that others have it
-    HeldFile epochs{};       ///< asleep: of the owner, see SharedRanges::goes_down()
-    std::uint64_t epoch = 0; ///< that it says while the contents kept here are the owner's
+    bool stays = false;                 ///< for another reason than that others have it
+    std::list<PassingImport> closing{}; ///< itself, for Imports::passing
+    HeldFile epochs{};                  ///< asleep: of the owner, see SharedRanges::goes_down()
+    std::uint64_t epoch = 0;            ///< that it says while the contents kept here are the owner's
 };
 
 struct Imports {
