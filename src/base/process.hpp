@@ -74,8 +74,7 @@ inline constexpr const char* k_state_suffix = ".state";
 [[nodiscard]] Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc = "/proc");
 
 /// The letter for the state of `pid`: 'R' if it wants to run, 'T' or 't' if a signal or a debugger has
-/// stopped it;
-/// '?' if it is not known. Source: proc_pid_stat(5).
+/// stopped it; '?' if it is not known. Source: proc_pid_stat(5).
 [[nodiscard]] char state_of(pid_t pid);
 
 inline constexpr std::size_t k_boot_id_digits = 32;

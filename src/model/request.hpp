@@ -211,7 +211,7 @@ enum class SharingQuestion : std::uint8_t {
     is_there = 2,  ///< of the owner: whether it has the memory, awake or asleep
     goes_down = 3, ///< of the owner: whether it goes to sleep in that party; the answer has the owner's epoch
     goes_along = 4, ///< of who opened it: whether that is so there
-    has_passed = 5, ///< of the owner: whether it has passed the point of no return in that party
+    has_passed = 5, ///< of anybody in that party: whether it has passed the point of no return
 };
 
 /// Asks about memory that a program has shared, by the values in its handle. Where the answer is no, it is
