@@ -45,9 +45,19 @@ bool is_coded(const Move& block) noexcept {
     return block.place.is_coded();
 }
 
+/// Whether the host waits for copies before it launches the kernel that codes such blocks. A kernel that
+/// waits on the device, even for an event of another stream, can take half of a neighbour's time until it
+/// runs (tests/bench/RESULTS.md). The device waits for few blocks, with whose copies the host could not keep
+/// up.
+bool waits_on_host(std::span<const driver::BlockTask> tasks) noexcept {
+    constexpr std::size_t k_worth_waiting = 16;
+    return tasks.size() >= k_worth_waiting;
+}
+
 /// So many tasks, which nothing that is queued uses. Errors: as DeviceSession::prepare_coding().
 Result<std::span<driver::BlockTask>> take_tasks(Transfer& transfer, std::size_t count) {
     if (count > transfer.coding.tasks.size() - transfer.coding_used) {
+        GPU_SLEEP_TRY(HostCache::decode_rest(transfer));
         GPU_SLEEP_TRY(transfer.session.synchronize());
         transfer.coding_used = 0;
         if (count > transfer.coding.tasks.size()) {
@@ -107,12 +117,13 @@ Result<std::vector<Turn>> turns_of(Transfer& transfer, std::span<const Move> blo
 ReachTurn encoder(Transfer& transfer, const std::vector<Turn>& turns) {
     return [&transfer, &turns, reached = turns.size()](std::size_t turn) mutable -> Result<void> {
         if (std::exchange(reached, turn) == turn) return {};
-        auto& [free, full, straight, next, copied] = transfer.halves;
+        auto& [free, full, straight, next, copied, late] = transfer.halves;
         if (copied) GPU_SLEEP_TRY(transfer.session.set(*copied));
         copied = nullptr;
         const auto& [copies, tasks, half] = turns[turn];
         if (tasks.empty()) return {};
         copied = &free[half];
+        if (waits_on_host(tasks)) GPU_SLEEP_TRY(transfer.session.wait(free[half]));
         GPU_SLEEP_TRY(transfer.session.code(driver::BlockWork::encode, tasks, driver::CodedSide::device,
                                             &free[half], &full[half]));
         return transfer.session.stay_behind(full[half]);
@@ -227,6 +238,13 @@ Result<void> give_straight(Transfer& transfer, std::span<const Move> blocks) {
     return {};
 }
 
+Result<void> decode(Transfer& transfer, const Halves::Late& late, bool on_host) {
+    auto& full = transfer.halves.full[late.half];
+    if (on_host) GPU_SLEEP_TRY(transfer.session.wait(full));
+    return transfer.session.code(driver::BlockWork::decode, late.tasks, driver::CodedSide::device, &full,
+                                 &transfer.halves.free[late.half]);
+}
+
 /// Brings blocks as they are, and coded ones by way of the scratch.
 Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
     std::vector<HostCopy> relayed;
@@ -243,9 +261,8 @@ Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
         return transfer.queued(copy.device.bytes);
     };
     for (const auto& turn : GPU_SLEEP_TRY(turns_of(transfer, blocks))) {
-        auto& free = transfer.halves.free[turn.half];
         auto& full = transfer.halves.full[turn.half];
-        if (!turn.tasks.empty()) GPU_SLEEP_TRY(transfer.session.stay_behind(free));
+        if (!turn.tasks.empty()) GPU_SLEEP_TRY(transfer.session.stay_behind(transfer.halves.free[turn.half]));
         for (const auto& copy : turn.copies) {
             if (std::exchange(reached, copy.arena) != copy.arena) {
                 GPU_SLEEP_TRY(copy.arena->unprotect());
@@ -258,10 +275,10 @@ Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
             GPU_SLEEP_TRY(for_each_part(copy, part));
         }
         if (!relayed.empty()) GPU_SLEEP_TRY(relay_back(transfer, std::exchange(relayed, {})));
-        if (turn.tasks.empty()) continue;
-        GPU_SLEEP_TRY(transfer.session.set(full));
-        GPU_SLEEP_TRY(transfer.session.code(driver::BlockWork::decode, turn.tasks, driver::CodedSide::device,
-                                            &full, &free));
+        if (!turn.tasks.empty()) GPU_SLEEP_TRY(transfer.session.set(full));
+        // The link goes on with these copies while the host waits for earlier ones.
+        const auto late = std::exchange(transfer.halves.late, {turn.tasks, turn.half});
+        GPU_SLEEP_TRY(decode(transfer, late, waits_on_host(late.tasks)));
     }
     return {};
 }
@@ -364,6 +381,11 @@ Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks
     return for_each_part(turns, part);
 }
 
+Result<void> HostCache::decode_rest(Transfer& transfer) {
+    // The host does not wait: what is timed next is queued meanwhile, and at the end it is all the same.
+    return decode(transfer, std::exchange(transfer.halves.late, {}), false);
+}
+
 Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
     constexpr std::size_t k_leg = 128; // until the way is decided
     std::vector<Move> straight;
@@ -394,6 +416,7 @@ Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
         const auto set = [&](driver::DeviceSession::Point& point) {
             return is_straight ? transfer.session.set_coded(point) : transfer.session.set(point);
         };
+        if (is_straight) GPU_SLEEP_TRY(decode_rest(transfer));
         if (!ways.is_decided) GPU_SLEEP_TRY(transfer.session.stay_behind(ways.tried[1].ended));
         if (timed) GPU_SLEEP_TRY(set(timed->begun));
         GPU_SLEEP_TRY(give_through(transfer, through));

@@ -31,9 +31,12 @@ public:
     /// Brings `blocks`, which have contents in their places, from the device once more. Queues copies, and
     /// returns. Errors: as take().
     [[nodiscard]] static Result<void> replace(Transfer& transfer, std::span<const Move> blocks);
-    /// Brings `blocks` to the device: they are there once the session was synchronized. Queues copies, and
-    /// waits for no more than host memory. Errors: as take().
+    /// Brings `blocks` to the device: they are there once the session was synchronized, but for coded ones
+    /// that came last, which the next call or decode_rest() has decoded. Queues copies, and waits for host
+    /// memory and for copies of earlier calls. Errors: as take().
     [[nodiscard]] static Result<void> give(Transfer& transfer, std::span<const Move> blocks);
+    /// Errors: as take().
+    [[nodiscard]] static Result<void> decode_rest(Transfer& transfer);
 
     /// Host memory that was made ready for the device, and that no contents have taken yet.
     [[nodiscard]] Bytes prepared(int device) const noexcept;

@@ -58,7 +58,7 @@ Result<void> Restore::give(std::span<const Move> blocks, bool at_once) {
     std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(wanted), [=](const Move& block) {
         return block.place.batch && block.place.batch->is_cached() == at_once;
     });
-    if (wanted.empty()) return {};
+    if (wanted.empty()) return at_once ? HostCache::decode_rest(transfer_) : Result<void>();
     return at_once ? HostCache::give(transfer_, wanted) : restore_to_device(transfer_, wanted, failures_);
 }
 
@@ -83,6 +83,8 @@ bool Restore::comes_at_once(const Move& block) noexcept {
 
 Result<void> Restore::add(std::span<const Target> targets) {
     std::vector<Move> blocks;
+    auto ready = arriving_.size(); // earlier ones are decoded once these are on their way
+    auto ready_bytes = arriving_bytes_;
     for (const auto& target : targets)
         for_each_block(contents_.at(target.range), [&](const Block& block, Span span, std::size_t) {
             blocks.push_back({target.range, block.place, {target.address + span.offset, span.bytes}});
@@ -94,11 +96,18 @@ Result<void> Restore::add(std::span<const Target> targets) {
         });
     GPU_SLEEP_TRY(give(blocks, true));
     GPU_SLEEP_TRY(zero(blocks));
-    return arriving_bytes_ < k_check_bytes ? Result<void>() : check_arriving();
+    if (transfer_.halves.late.tasks.empty()) {
+        ready = arriving_.size();
+        ready_bytes = arriving_bytes_;
+    }
+    if (ready_bytes < k_check_bytes) return {};
+    arriving_bytes_ -= ready_bytes;
+    return check_arriving(ready);
 }
 
 Result<void> Restore::finish() {
-    GPU_SLEEP_TRY(check_arriving());
+    GPU_SLEEP_TRY(HostCache::decode_rest(transfer_));
+    GPU_SLEEP_TRY(check_arriving(arriving_.size()));
     std::vector<Move> rest(wanted_.begin(), wanted_.end());
     GPU_SLEEP_TRY(give(rest, false));
     GPU_SLEEP_TRY(transfer_.wait());
@@ -115,10 +124,12 @@ std::vector<driver::FingerprintBlock> Restore::memory_of(const Indices& indices)
     return blocks;
 }
 
-Result<void> Restore::check_arriving() {
-    const auto found = GPU_SLEEP_TRY(transfer_.session.fingerprint_aside(memory_of(arriving_)));
-    checks_.push_back({std::exchange(arriving_, {}), found});
-    arriving_bytes_ = 0;
+Result<void> Restore::check_arriving(std::size_t count) {
+    const auto end = arriving_.begin() + static_cast<std::ptrdiff_t>(count);
+    Indices indices(arriving_.begin(), end);
+    arriving_.erase(arriving_.begin(), end);
+    const auto found = GPU_SLEEP_TRY(transfer_.session.fingerprint_aside(memory_of(indices)));
+    checks_.push_back({std::move(indices), found});
     return {};
 }
 
@@ -129,6 +140,7 @@ void Restore::compare(const Indices& indices, std::span<const driver::Fingerprin
 }
 
 Result<Restore::Indices> Restore::find_damage(const Indices& indices) {
+    GPU_SLEEP_TRY(HostCache::decode_rest(transfer_));
     const auto found = GPU_SLEEP_TRY(transfer_.session.fingerprint(memory_of(indices)));
     GPU_SLEEP_TRY(transfer_.session.synchronize());
     Indices damaged;

@@ -48,8 +48,9 @@ private:
     /// Whether the block is on its way once add() has returned: it is zero, or in the host cache.
     [[nodiscard]] static bool comes_at_once(const Move& block) noexcept;
     [[nodiscard]] std::vector<driver::FingerprintBlock> memory_of(const Indices& indices) const;
-    /// Queues the fingerprints of what is on its way behind its copies, while more is copied.
-    [[nodiscard]] Result<void> check_arriving();
+    /// Queues the fingerprints of the first `count` blocks on their way behind their copies, while more is
+    /// copied.
+    [[nodiscard]] Result<void> check_arriving(std::size_t count);
     [[nodiscard]] Result<void> verify();
     /// Adds those of `indices` to `damaged` whose seal is not what was `found`.
     void compare(const Indices& indices, std::span<const driver::Fingerprint> found, Indices& damaged) const;

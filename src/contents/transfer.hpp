@@ -44,6 +44,12 @@ struct Halves {
     Point straight{};            ///< behind which blocks are decoded without it
     std::size_t next = 0;
     Point* copied = nullptr; ///< to be set once all copies of what was coded last are queued
+    /// What is to be decoded in a half to which its copies are queued.
+    struct Late {
+        std::span<driver::BlockTask> tasks{};
+        std::size_t half = 0;
+    };
+    Late late{};
 };
 
 /// Which way coded blocks go to the device: copied to the scratch and decoded there, or decoded straight from
