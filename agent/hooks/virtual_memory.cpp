@@ -90,13 +90,20 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
 
 CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
-    return use_handle(handle, intercepted::k_exported, [=](CUmemGenericAllocationHandle driver_handle) {
+    const auto give = [=](CUmemGenericAllocationHandle driver_handle) {
         return real<Entry::cuMemExportToShareableHandle>()(shareable, driver_handle, type, flags);
-    });
+    };
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !intercepts())
+        return use_handle(handle, intercepted::k_exported, give);
+    return intercepted::export_handle(handle, static_cast<const int*>(shareable), give);
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && intercepts()) {
+        const auto descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+        if (const auto answer = intercepted::import_handle(handle, descriptor)) return *answer;
+    }
     const auto status = noted(real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type), [=] {
         registry::books().residual.handle_shared(*handle, intercepted::k_of_another_process);
     });

@@ -1,30 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Legacy CUDA IPC of ranges. The driver makes no such handle of virtual memory, so a handle of ours says
-// where to ask for it; the agents pass the memory itself on as a descriptor. What is shared stays on the GPU,
-// unless all that have it go to sleep together. Then each keeps its contents: who opened it may outlive its
-// owner. A wake gets it from the owner again.
+// where to ask for it; the agents pass the memory itself on as a descriptor.
 
 #include "intercepted/memory.hpp"
 
 #include "intercepted/freeing.hpp"
+#include "intercepted/sharing.hpp"
 
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <set>
-#include <thread>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
 constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
-
-/// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
-constexpr Milliseconds k_patience{10'000};
-constexpr Milliseconds k_between_questions{2};
 
 /// The contents of a handle.
 struct Ticket {
@@ -39,30 +31,10 @@ struct Ticket {
 };
 static_assert(sizeof(Ticket) <= sizeof(CUipcMemHandle) && std::is_trivially_copyable_v<Ticket>);
 
-/// A number that only processes know to which this one gave a handle; nothing without random numbers.
-std::optional<std::array<std::uint64_t, 2>> secret() {
-    using Words = std::array<std::uint64_t, 2>;
-    static const auto s_secret = []() -> std::optional<Words> {
-        Words words{};
-        return ::getrandom(words.data(), sizeof words, 0) == sizeof words ? std::optional(words)
-                                                                          : std::nullopt;
-    }();
-    return s_secret;
-}
-
 Result<ProcessIdentity> this_process() {
     const auto start_time = own_start_time();
     if (!start_time) return start_time.error();
     return ProcessIdentity{::getpid(), *start_time};
-}
-
-/// The driver's handle of memory that came by a descriptor.
-Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory) {
-    CUmemGenericAllocationHandle handle = 0;
-    auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(memory.get()));
-    GPU_SLEEP_DRIVER_TRY(api, cuMemImportFromShareableHandle, "cannot open shared memory", &handle,
-                         descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    return driver::PhysicalMemory(api, handle);
 }
 
 /// Memory that is opened, and mapped at its place.
@@ -84,7 +56,8 @@ Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& sh
         static_cast<void>(driver::unmap(api, span));
         return std::move(granted).error();
     }
-    return Opened{{{}, {}, span.address + shared.what.offset, *std::move(place), access}, *std::move(memory)};
+    return Opened{{{}, {}, span.address, span.address + shared.what.offset, *std::move(place), access},
+                  *std::move(memory)};
 }
 
 /// Puts into the books what was opened, which stays. May throw for want of memory: then nothing has changed.
@@ -127,7 +100,7 @@ Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports
                   driver::DeviceMask device, CUdeviceptr& address) GPU_SLEEP_REQUIRES(imports.mutex) {
     for (auto& import : imports.all) {
         if (import.from != ticket.process() || import.asked.allocation != ticket.allocation) continue;
-        auto& backing = *locked.ledger().find(import.place->span().address);
+        auto& backing = *locked.ledger().find(import.at);
         if ((import.access & device) == 0) {
             if (backing.mapped) {
                 const auto granted = driver::set_access(api, import.place->span(), import.access | device);
@@ -140,164 +113,6 @@ Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports
         return CUDA_SUCCESS;
     }
     return std::nullopt;
-}
-
-/// Asks again while the memory sleeps at its owner, as a touch waits.
-Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model::SharedMemoryRequest asked) {
-    constexpr Milliseconds k_between_tries{20};
-    constexpr Milliseconds k_silence{3'000};
-    asked.question = model::SharingQuestion::wake;
-    const auto start = Clock::now();
-    for (bool is_said = false;;) {
-        auto shared = server::ask_for_memory(owner, asked, Clock::now() + k_patience);
-        if (shared || shared.error().code != ErrorCode::refused) return shared;
-        if (Clock::now() - start > k_silence && !std::exchange(is_said, true))
-            log::warning("memory of process {} is opened once that is awake: gpu-wake {}", owner.pid,
-                         owner.pid);
-        std::this_thread::sleep_for(k_between_tries);
-    }
-}
-
-/// Whether it has ended, for all that can be known.
-bool has_ended(const ProcessIdentity& process) {
-    const auto start_time = start_time_of(process.pid);
-    if (!start_time) return start_time.error().code == ErrorCode::no_process;
-    const char state = state_of(process.pid);
-    return *start_time != process.start_time || state == 'Z' || state == 'X';
-}
-
-std::optional<std::uint64_t> epoch_of(const HeldFile& epochs) {
-    std::uint64_t epoch = 0;
-    const bool is_read = epochs.is_held() && ::pread(epochs.get(), &epoch, sizeof epoch, 0) == sizeof epoch;
-    return is_read ? std::optional(epoch) : std::nullopt;
-}
-
-/// Calls `use(import, backing)` for all that is open.
-template <class Use>
-void for_each_import(LockedMemory& locked, const Use& use) {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    for (auto& import : imports.all) use(import, *locked.ledger().find(import.place->span().address));
-}
-
-/// Who has it, and does not go along; the pid is 0 if that cannot be told. Who does not answer is not asked
-/// again.
-std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked,
-                                std::vector<ProcessIdentity>& silent) {
-    asked.question = model::SharingQuestion::goes_along;
-    for (const auto& importer : range.importers) {
-        if (importer.pid != 0 && has_ended(importer)) continue;
-        if (std::ranges::find(silent, importer) != silent.end()) return importer.pid;
-        const auto goes = server::ask_for_memory(importer, asked, Clock::now() + k_patience);
-        if (goes || goes.error().code == ErrorCode::not_owned) continue;
-        if (goes.error().code != ErrorCode::refused) silent.push_back(importer);
-        return importer.pid;
-    }
-    return std::nullopt;
-}
-
-std::string stays_with(Bytes bytes, pid_t other) {
-    return fmt::format("{} stay on the GPU: shared with process {}, which does not sleep with this one",
-                       format_bytes(bytes), other);
-}
-
-/// The owner's part of agree_on_shared().
-void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
-                   std::vector<std::string>& stays) {
-    auto& shared = memory.shared_ranges();
-    const auto words = secret().value_or(std::array<std::uint64_t, 2>{});
-    const auto ranges = shared.begin_deciding();
-    std::vector<ProcessIdentity> silent;
-    std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
-    const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
-        return address - range.offset;
-    };
-    for (const auto& [address, range] : ranges) {
-        if (staying.contains(range_of(address, range))) continue;
-        const auto other = in_the_way(
-            range,
-            {.secret = words, .address = address, .allocation = range.allocation, .party = request.party},
-            silent);
-        if (!other) continue;
-        staying.insert(range_of(address, range));
-        stays.push_back(stays_with(range.bytes, *other));
-    }
-    std::set<driver::DeviceAddress> going;
-    memory.with_lock([&](LockedMemory& locked) {
-        for (const auto& [address, range] : ranges) {
-            auto* const backing = locked.ledger().find(address);
-            const bool is_awake =
-                backing && !backing->is_asleep() && (backing->stays_in_common || !backing->stay_reason);
-            if (!is_awake || staying.contains(range_of(address, range))) continue;
-            if (!request.tags.empty() &&
-                std::ranges::find(request.tags, locked.ledger().tag(backing->tag).name) == request.tags.end())
-                continue;
-            backing->stay_reason = nullptr;
-            going.insert(address);
-        }
-        shared.decide(going);
-    });
-}
-
-/// Memory that this process has opened.
-struct Opening {
-    ProcessIdentity from;
-    model::SharedMemoryRequest asked;
-    CUdeviceptr place = 0;
-    Bytes bytes = 0;
-};
-std::vector<Opening> openings(LockedMemory& locked, bool are_asleep) {
-    std::vector<Opening> found;
-    for_each_import(locked, [&](const Import& import, const ledger::Backing& backing) {
-        if (backing.imported && backing.is_asleep() == are_asleep)
-            found.push_back({import.from, import.asked, backing.address, backing.bytes});
-    });
-    return found;
-}
-
-/// Asks the owner until it is decided there. Errors: those of server::ask_for_memory(); timed_out, cancelled.
-Result<server::SharedMemory> ask_until_decided(const Opening& opening, std::uint64_t party,
-                                               Clock::time_point deadline,
-                                               const std::function<bool()>& keep_going) {
-    auto asked = opening.asked;
-    asked.question = model::SharingQuestion::goes_down;
-    asked.party = party;
-    for (;;) {
-        auto said = server::ask_for_memory(opening.from, asked, Clock::now() + k_patience);
-        if (said || said.error().code != ErrorCode::timed_out || Clock::now() >= deadline) return said;
-        if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-        std::this_thread::sleep_for(k_between_questions);
-    }
-}
-
-/// The part of agree_on_shared() of who opened it. Its owner counts on what was said to it: where that is not
-/// known to stay, it has to go, or nothing does.
-Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vector<std::string>& stays,
-                           Clock::time_point deadline, const std::function<bool()>& keep_going) {
-    for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, false); })) {
-        auto said = ask_until_decided(each, party, deadline, keep_going);
-        const auto code = said ? ErrorCode::internal : said.error().code;
-        if (code == ErrorCode::refused || code == ErrorCode::not_owned || (!said && has_ended(each.from))) {
-            stays.push_back(stays_with(each.bytes, each.from.pid));
-            continue;
-        }
-        if (!said) return std::move(said).error();
-        bool is_ready = false;
-        memory.with_lock([&](LockedMemory& locked) {
-            for_each_import(locked, [&](Import& import, ledger::Backing& backing) {
-                if (backing.address != each.place) return;
-                import.epochs = HeldFile(std::move(said->memory));
-                const auto epoch = epoch_of(import.epochs);
-                is_ready = epoch && backing.stay_reason == k_of_another_process;
-                import.epoch = epoch.value_or(0);
-                if (is_ready) backing.stay_reason = nullptr;
-            });
-        });
-        if (!is_ready)
-            return make_error(ErrorCode::driver_failed,
-                              "memory that process {} shares with it cannot sleep here", each.from.pid);
-    }
-    return {};
 }
 
 } // namespace
@@ -326,189 +141,6 @@ Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
     });
 }
 
-Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pid_t asker) {
-    const auto with = memory();
-    const auto none = [] { return make_error(ErrorCode::not_owned, "there is no such shared memory"); };
-    if (!with) return none();
-    using Question = model::SharingQuestion;
-    auto& ranges = with->shared_ranges();
-    if (request.question == Question::goes_along) {
-        auto& imports = books().imports;
-        const MutexLock lock(imports.mutex);
-        const auto import = std::ranges::find_if(imports.all, [&](const Import& i) {
-            return i.asked.secret == request.secret && i.asked.allocation == request.allocation;
-        });
-        const bool is_passing = std::ranges::any_of(imports.passing, [&](const PassingImport& i) {
-            return i.asked.secret == request.secret && i.asked.allocation == request.allocation;
-        });
-        if (import == imports.all.end() && !is_passing) return none();
-        const bool is_in_party = request.party != 0 && request.party == ranges.party();
-        if (!is_passing && (import->is_asleep || (is_in_party && !import->stays)))
-            return server::SharedMemory();
-        return make_error(ErrorCode::refused, "it does not go to sleep");
-    }
-    if (request.question == Question::has_passed) {
-        auto passed = ranges.has_passed(request.party);
-        if (!passed) return std::move(passed).error();
-        return server::SharedMemory();
-    }
-    if (request.secret != secret()) return none();
-    if (request.question == Question::is_there) {
-        const auto all = ranges.all();
-        const auto found = all.find(request.address);
-        if (found == all.end() || found->second.allocation != request.allocation) return none();
-        return server::SharedMemory();
-    }
-    if (request.question == Question::goes_down) {
-        auto epochs = ranges.goes_down(request);
-        if (!epochs) return std::move(epochs).error();
-        return server::SharedMemory{{}, *std::move(epochs)};
-    }
-    if (!with->may_call_driver()) return make_error(ErrorCode::refused, "it sleeps deeply");
-    const auto is_allocated = [&] {
-        const auto known = books().allocations.find(request.address);
-        return known && known->id == request.allocation;
-    };
-    std::optional<ProcessIdentity> who; // nobody: it is in another pid namespace
-    if (asker != 0) who = ProcessIdentity{asker, GPU_SLEEP_TRY(start_time_of(asker))};
-    auto opened = ranges.open(with->api(), request, who, is_allocated);
-    if (!opened) return std::move(opened).error();
-    return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
-}
-
-Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory, const model::SleepRequest& request,
-                                                 Clock::time_point deadline,
-                                                 const std::function<bool()>& keep_going) {
-    std::vector<std::string> stays;
-    decide_on_own(memory, request, stays);
-    GPU_SLEEP_TRY(follow_owners(memory, request.party, stays, deadline, keep_going));
-    return stays;
-}
-
-bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
-    constexpr Milliseconds k_until_known{10'000};
-    constexpr Milliseconds k_hearsay{500}; // longer than it takes from one to the next
-    std::vector<ProcessIdentity> others;
-    for (const auto& [address, range] : memory.shared_ranges().all())
-        others.insert(others.end(), range.importers.begin(), range.importers.end());
-    {
-        auto& imports = books().imports;
-        const MutexLock lock(imports.mutex);
-        for (const auto& import : imports.all) others.push_back(import.from);
-    }
-    memory.shared_ranges().withdraw_from_party();
-    model::SharedMemoryRequest asked;
-    asked.question = model::SharingQuestion::has_passed;
-    asked.party = party;
-    const auto start = Clock::now();
-    for (bool may_be_told = !others.empty(); may_be_told;) {
-        may_be_told = Clock::now() - start < k_hearsay;
-        for (const auto& other : others) {
-            const auto said = server::ask_for_memory(other, asked, start + k_until_known);
-            if (said) return true;
-            may_be_told |= said.error().code == ErrorCode::timed_out && Clock::now() - start < k_until_known;
-        }
-        std::this_thread::sleep_for(k_between_questions);
-    }
-    return false;
-}
-
-bool shares_any(ProgramMemory& memory) {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    return !imports.all.empty() || !memory.shared_ranges().all().empty();
-}
-
-void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking,
-                   const std::function<bool(ledger::TagId)>& is_spoiled) {
-    memory.shared_ranges().settle(
-        [&](driver::DeviceAddress address) -> driver::PhysicalMemory::Handle {
-            auto* const backing = locked.ledger().find(address);
-            if (!backing) return 0;
-            const bool is_woken = waking != 0 && backing->mapped && !is_spoiled(backing->tag);
-            if (backing->is_asleep() && !is_woken) return 0;
-            if (!backing->is_asleep() && !backing->stay_reason) {
-                backing->stay_reason = k_shared_by_ipc;
-                backing->stays_in_common = true;
-            }
-            return backing->handle;
-        },
-        waking);
-    for_each_import(locked, [](Import& import, ledger::Backing& backing) {
-        import.is_asleep = backing.is_asleep();
-        if (backing.imported && !import.is_asleep && !backing.stay_reason)
-            backing.stay_reason = k_of_another_process;
-        import.stays = backing.stay_reason && backing.stay_reason != k_of_another_process;
-    });
-}
-
-std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
-    std::vector<std::string> notes;
-    for (auto& each : memory.with_lock([](auto& locked) { return openings(locked, true); })) {
-        each.asked.question = model::SharingQuestion::is_there;
-        const auto said = server::ask_for_memory(each.from, each.asked, Clock::now() + k_patience);
-        if (said || (said.error().code != ErrorCode::not_owned && !has_ended(each.from))) continue;
-        memory.with_lock([&](LockedMemory& locked) {
-            for_each_import(locked, [&](const Import& import, ledger::Backing& backing) {
-                if (backing.address != each.place || !backing.is_asleep()) return;
-                backing.imported = false;
-                if (epoch_of(import.epochs) == import.epoch) return;
-                notes.push_back(
-                    fmt::format("{} are zero: process {}, which shared them, woke without this one "
-                                "and gave them up",
-                                format_bytes(backing.bytes), import.from.pid));
-                locked.contents().forget(std::exchange(backing.kept, {}).range);
-                ledger::Ledger::move(backing, model::Residence::dropped);
-            });
-        });
-    }
-    return notes;
-}
-
-Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
-                           const model::WakeRequest& request, Clock::time_point deadline,
-                           const std::function<bool()>& keep_going) {
-    for (auto* const backing : wanted) {
-        std::optional<Opening> of; // closed meanwhile: it stays asleep
-        {
-            auto& imports = books().imports;
-            const MutexLock lock(imports.mutex);
-            for (auto& import : imports.all)
-                if (import.place->span().address == backing->address) {
-                    of = {import.from, import.asked, backing->address, backing->bytes};
-                    import.is_asleep = false; // an owner that falls asleep again has to wait for it
-                }
-        }
-        if (!of) continue;
-        of->asked.party = request.party;
-        of->asked.question =
-            request.with_sharers ? model::SharingQuestion::wake : model::SharingQuestion::memory;
-        for (;;) {
-            auto shared = server::ask_for_memory(of->from, of->asked, Clock::now() + k_patience);
-            if (shared) {
-                auto memory = import_memory(api, shared->memory);
-                if (!memory) return std::move(memory).error();
-                backing->handle = memory->release();
-                break;
-            }
-            if (shared.error().code != ErrorCode::refused) return std::move(shared).error();
-            const bool waits = request.joint || request.with_sharers;
-            if (!waits && !request.tags.empty()) break; // it was not asked for
-            if (!waits)
-                return make_error(ErrorCode::driver_failed,
-                                  "it shares memory with process {}, which sleeps; gpu-wake --with-sharers "
-                                  "wakes both",
-                                  of->from.pid);
-            if (Clock::now() >= deadline)
-                return make_error(ErrorCode::timed_out, "process {}, which has memory of it, did not wake",
-                                  of->from.pid);
-            if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
-            std::this_thread::sleep_for(k_between_questions);
-        }
-    }
-    return {};
-}
-
 Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         Ticket ticket;
@@ -527,15 +159,7 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
             return open_again(memory.api(), locked, imports, ticket, mask, *address);
         };
         if (const auto known = memory.with_lock(again)) return known;
-        std::list<PassingImport> passing{{ticket.process(), ticket.request()}};
-        const auto here = passing.begin();
-        const auto move_passing = [&](std::list<PassingImport>& to, std::list<PassingImport>& from) {
-            const MutexLock lock(imports.mutex);
-            to.splice(to.end(), from, here);
-        };
-        [&]() GPU_SLEEP_UNCHECKED { move_passing(imports.passing, passing); }();
-        const std::shared_ptr<void> passes(
-            nullptr, [&](void*) GPU_SLEEP_UNCHECKED { move_passing(passing, imports.passing); });
+        const Passing passing({ticket.process(), ticket.request()});
         const auto shared = ask_until_awake(ticket.process(), ticket.request());
         if (!shared) {
             log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
@@ -567,7 +191,7 @@ Answer close_ipc(CUdeviceptr address) noexcept {
         {
             const MutexLock lock(imports.mutex);
             const auto import = std::find_if(imports.all.begin(), imports.all.end(),
-                                             [&](const Import& i) { return i.given == address; });
+                                             [&](const Import& i) { return i.place && i.given == address; });
             if (import == imports.all.end()) return std::nullopt;
             if (--import->opens != 0) return CUDA_SUCCESS;
             imports.passing.splice(imports.passing.end(), import->closing);

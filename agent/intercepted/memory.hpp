@@ -91,6 +91,9 @@ void settle_shared(
 
 [[nodiscard]] Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                             const CUmemAllocationProp* properties, unsigned long long flags) noexcept;
+/// Imports memory that a process with an agent has exported; waits for that one. No answer for all other
+/// descriptors.
+[[nodiscard]] Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept;
 [[nodiscard]] Answer release(CUmemGenericAllocationHandle handle) noexcept;
 [[nodiscard]] Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept;
 [[nodiscard]] Answer properties_of(CUmemAllocationProp* properties,
@@ -113,6 +116,9 @@ void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named);
 /// the gate meanwhile, so that nothing moves.
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
                     const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept;
+/// The same for an export to the number that `descriptor` points to then. It sleeps if all sleep who have it.
+CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descriptor,
+                       const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept;
 /// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
 CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
                     const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;

@@ -126,12 +126,14 @@ std::vector<Residual> residual(const LockedMemory& locked) noexcept {
         books().residual.add_to(sums);
         const auto* const with = memory();
         if (!with) return; // the process is ending
-        for (const auto& [address, backing] : locked.ledger().backings())
-            if (backing.stay_reason)
-                add_to_sum(sums, {backing.host_backed ? model::k_residual_of_host
-                                  : backing.imported || backing.stay_reason == k_shared_by_ipc ? k_ipc
-                                                                                               : "pinned",
-                                  backing.device, backing.bytes, 1, backing.stay_reason});
+        for (const auto& [address, backing] : locked.ledger().backings()) {
+            if (!backing.stay_reason) continue;
+            const auto* const kind = backing.host_backed ? model::k_residual_of_host
+                                     : !backing.imported && !backing.stays_in_common ? "pinned"
+                                     : has_mappings_in(address, backing.bytes)       ? k_shared
+                                                                                     : k_ipc;
+            add_to_sum(sums, {kind, backing.device, backing.bytes, 1, backing.stay_reason});
+        }
         add_handles_that_stay(sums);
         if (intercepts() && with->may_call_driver()) add_graph_memory(with->api(), sums);
     });

@@ -7,7 +7,11 @@
 
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
+#include "intercepted/sharing.hpp"
 #include "model/model.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -61,9 +65,13 @@ std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memo
     return handle.real;
 }
 
-/// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again.
+/// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again. Nobody else gets
+/// it by us any more.
 void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping) {
     if (!mapping.in_ledger) return;
+    if (auto* const with = intercepted::memory(); with && mapping.handle->is_exported)
+        with->shared_ranges().withdraw(mapping.handle->number).end();
+    if (mapping.handle->import) end_import_at(address);
     const auto removed = memory.remove_mapping(address);
     mapping.in_ledger = false;
     mapping.handle->real = removed.handle;
@@ -105,6 +113,19 @@ void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) n
 /// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
 constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 
+/// Lets others ask for what is mapped, which the ledger has: it stays unless all of them go to sleep.
+void share_mapping(LockedMemory& memory, const Handle& handle, CUdeviceptr address) {
+    const auto& backing = *memory.ledger().find(address);
+    if (auto* const with = intercepted::memory())
+        with->shared_ranges().add(handle.number, {.allocation = handle.number,
+                                                  .handle = backing.handle,
+                                                  .bytes = backing.bytes,
+                                                  .place = address,
+                                                  .reason = k_exported,
+                                                  .by_descriptor = true});
+    memory.make_stay(address, k_exported, true);
+}
+
 /// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
 void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
                     const TagChoice& choose_tag) {
@@ -115,7 +136,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
         books().allocations.change(address, [&](Allocation& known) { known.access = mapping.access; });
         return;
     }
-    const auto tag = choose_tag(mapping.bytes);
+    const auto tag = handle.import ? std::string(model::k_default_tag) : choose_tag(mapping.bytes);
     if (!tag) return;
     ledger::Backing backing; // from now on it can sleep, and its handle may change
     backing.address = address;
@@ -126,8 +147,11 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.mapped = true;
     backing.handle = handle.real;
     backing.host_backed = handle.host_backed;
+    backing.imported = handle.import.has_value();
+    if (backing.imported) backing.stay_reason = k_of_another_process;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
+    if (handle.import) begin_import_at(address, handle, mapping.access);
     const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
     books().allocations.add({.address = address,
                              .bytes = mapping.bytes,
@@ -135,6 +159,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
                              .is_virtual = true,
                              .access = mapping.access,
                              .handle_types = handle_types});
+    if (handle.is_exported) share_mapping(memory, handle, address);
 }
 
 /// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that
@@ -180,6 +205,39 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         mine.stay_reason = why_it_stays(*properties);
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
+        made.key() = mine.number = *handle = k_first_handle + ++all.next;
+        all.handles.insert(std::move(made));
+        return CUDA_SUCCESS;
+    });
+}
+
+Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept {
+    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+        const auto import = handle ? recognise(descriptor) : std::nullopt;
+        if (!import) return std::nullopt;
+        // Another way into it would be one that nobody knows of.
+        const auto failed = [&](const Error& error) {
+            log::warning("memory of process {} cannot be opened: {}", import->from.pid, error.message);
+            return CUDA_ERROR_INVALID_VALUE;
+        };
+        const Passing passing(*import);
+        auto shared = ask_until_awake(import->from, import->asked);
+        if (!shared) return failed(shared.error());
+        auto made = make_entry<std::map<std::uint64_t, Handle>>();
+        auto& mine = made.mapped();
+        mine.import = import;
+        mine.bytes = shared->what.bytes;
+        mine.references = 1;
+        auto opened = import_memory(memory.api(), shared->memory);
+        if (!opened) return failed(opened.error());
+        const auto status =
+            memory.api().cuMemGetAllocationPropertiesFromHandle(&mine.properties, opened->get());
+        if (status != CUDA_SUCCESS) return status;
+        mine.stay_reason =
+            is_device(mine.properties.location) ? why_it_stays(mine.properties) : k_of_another_process;
+        auto& all = books().handles;
+        const MutexLock lock(all.mutex);
+        mine.real = opened->release();
         made.key() = mine.number = *handle = k_first_handle + ++all.next;
         all.handles.insert(std::move(made));
         return CUDA_SUCCESS;
@@ -327,6 +385,30 @@ bool own_mappings_sleep() noexcept {
     });
 }
 
+CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descriptor,
+                       const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept {
+    const auto real = real_handle_of(handle);
+    if (!real) return k_sleeps;
+    const auto status = use(*real);
+    if (status != CUDA_SUCCESS) return status;
+    bool is_known = false;
+    with_memory([&](ProgramMemory& memory) {
+        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+            auto* const mine = find_handle(all, handle);
+            if (!mine || mine->stay_reason) return;
+            UniqueFd copy(::fcntl(*descriptor, F_DUPFD_CLOEXEC, k_first_own_number));
+            if (!copy || ::fcntl(copy.get(), F_SETOWN, ::getpid()) != 0) return;
+            mine->exports.push_back({++all.next, HeldFile(std::move(copy))});
+            is_known = true;
+            if (std::exchange(mine->is_exported, true)) return;
+            for (const auto at : mine->mappings)
+                if (all.mappings.at(at).in_ledger) share_mapping(locked, *mine, at);
+        });
+    });
+    if (!is_known) make_handle_stay(handle, k_exported);
+    return status;
+}
+
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
                     const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept {
     const auto real = real_handle_of(handle);
@@ -372,6 +454,13 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
     });
 }
 
+void end_exports_asleep(const LockedMemory& locked) noexcept {
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    for (auto& [number, handle] : all.handles)
+        if (any_sleeps(locked, all, handle.mappings)) handle.exports.clear();
+}
+
 void add_handles_that_stay(std::vector<Residual>& sums) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
@@ -379,7 +468,9 @@ void add_handles_that_stay(std::vector<Residual>& sums) {
         const auto* const mapping =
             handle.mappings.empty() ? nullptr : &all.mappings.at(handle.mappings.front());
         if (mapping && mapping->in_ledger) continue;
-        const auto* reason = why_it_stays(handle, mapping);
+        const auto* reason = handle.import        ? k_of_another_process
+                             : handle.is_exported ? k_exported
+                                                  : why_it_stays(handle, mapping);
         if (!reason) reason = TagChoice::why_not(handle.bytes);
         add_to_sum(sums, {handle.host_backed ? model::k_residual_of_host : "virtual",
                           handle.properties.location.id, handle.bytes, 1, reason});

@@ -34,6 +34,7 @@ constexpr const char* k_comes_from_outside = "it has used memory or semaphores f
 /// Memory of these kinds, or that stays for these reasons, keeps the driver from a checkpoint of its process.
 constexpr std::pair<std::string_view, const char*> k_against_memory[] = {
     {intercepted::k_ipc, k_shares_by_ipc},
+    {intercepted::k_shared, k_shares_by_ipc},
     {"managed", "it has managed memory, which the driver cannot checkpoint"},
     {intercepted::k_in_multicast_group,
      "it has multicast memory, which the driver cannot checkpoint; if it is NCCL's, start the program with "
@@ -151,7 +152,9 @@ Result<DeepSleep::Uses> DeepSleep::uses() const {
 Result<void> DeepSleep::check(bool is_joint) {
     auto uses = GPU_SLEEP_TRY(this->uses());
     if (is_joint) // that may sleep before
-        std::erase_if(uses.memory, [](const auto& use) { return use.first == intercepted::k_ipc; });
+        std::erase_if(uses.memory, [](const auto& use) {
+            return use.first == intercepted::k_ipc || use.first == intercepted::k_shared;
+        });
     if (const auto why = why_not(uses); !why.empty()) return refusal(why);
     GPU_SLEEP_TRY(means_->checkpoint->state(::getpid()));
     const auto noted = note_devices(uses.devices);

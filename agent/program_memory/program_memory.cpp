@@ -300,7 +300,9 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
     shared_.add(address, {.allocation = id,
                           .handle = backing->handle,
                           .bytes = backing->bytes,
-                          .offset = address - backing->address});
+                          .offset = address - backing->address,
+                          .place = address,
+                          .reason = reason});
     locked_.make_stay(address, reason, true);
     return {};
 }

@@ -43,13 +43,17 @@ public:
     struct Range {
         std::uint64_t allocation = 0; ///< the id of the allocation that is shared
         driver::PhysicalMemory::Handle handle =
-            0;                   ///< of the backing; 0 while nobody may have it, for it sleeps
-        Bytes bytes = 0;         ///< of the backing
-        Bytes offset = 0;        ///< of the allocation in it
+            0;                           ///< of the backing; 0 while nobody may have it, for it sleeps
+        Bytes bytes = 0;                 ///< of the backing
+        Bytes offset = 0;                ///< of the allocation in it
+        driver::DeviceAddress place = 0; ///< where the ledger has it
+        const char* reason = nullptr;    ///< why it stays while others have it
+        bool by_descriptor = false;      ///< so it is shared, not by CUDA IPC
         std::uint64_t party = 0; ///< in which it goes to sleep, or wakes: meanwhile only that may have it
         bool is_asleep = false;
         std::vector<ProcessIdentity> importers{}; ///< that opened it; some may have ended, or closed it
     };
+    /// By the address of the allocation. What is shared by descriptors has the number of its handle for both.
     using Ranges = std::map<driver::DeviceAddress, Range>;
     struct Exported {
         Range range;
@@ -143,7 +147,7 @@ public:
         bool has_woken = false;
         for (auto& [address, range] : ranges_) {
             const bool was_going = std::exchange(range.party, range.is_asleep ? party : 0) != 0;
-            range.handle = handle_of(address);
+            range.handle = handle_of(range);
             if (party != 0) continue;
             // What was to sleep and does not may be asleep elsewhere.
             has_woken |= (range.is_asleep || was_going) && range.handle != 0;

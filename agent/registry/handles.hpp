@@ -16,6 +16,19 @@ namespace gpu_sleep::agent::registry {
 
 struct Handle;
 
+/// Memory of another process that is being opened, or closed, and may be used meanwhile.
+struct PassingImport {
+    ProcessIdentity from;
+    model::SharedMemoryRequest asked;
+};
+
+/// A descriptor by which the program gave the memory of a handle to others.
+struct Export {
+    std::uint64_t number = 0;
+    HeldFile copy;           ///< by which it is recognised
+    bool was_opened = false; ///< by a process whose agent has said so
+};
+
 struct Mapping {
     Bytes bytes = 0;
     Bytes offset = 0;
@@ -35,6 +48,9 @@ struct Handle {
     unsigned references = 0;
     std::vector<CUdeviceptr> mappings;
     const char* stay_reason = nullptr; ///< why it has to stay
+    bool is_exported = false;
+    std::list<Export> exports{};           ///< since it last slept: a copy keeps the memory
+    std::optional<PassingImport> import{}; ///< where it is of another process
 };
 
 /// Why memory of these properties has to stay on the GPU: it cannot be made again as it was. Null: it can.
@@ -69,17 +85,12 @@ struct Handles {
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
 };
 
-/// Memory of another process that is being opened, or closed, and may be used meanwhile.
-struct PassingImport {
-    ProcessIdentity from;
-    model::SharedMemoryRequest asked;
-};
-
-/// Memory of another process, opened here. The ledger has it, where it begins at its place.
+/// Memory of another process that the ledger has.
 struct Import {
     ProcessIdentity from;
     model::SharedMemoryRequest asked; ///< by which that process knows it
-    CUdeviceptr given = 0;            ///< what the program got
+    CUdeviceptr at = 0;               ///< where it begins
+    CUdeviceptr given = 0;            ///< what the program got; 0: it came by a descriptor
     std::optional<driver::VaReservation> place{};
     driver::DeviceMask access = 0;
     unsigned opens = 1;

@@ -23,7 +23,9 @@ namespace gpu_sleep::agent::registry {
 inline constexpr char k_of_another_process[] = "it belongs to another process";
 inline constexpr char k_exported[] = "shared with others";
 inline constexpr char k_shared_by_ipc[] = "shared with other processes by CUDA IPC";
-inline constexpr char k_ipc[] = "ipc"; ///< the kind of both that CUDA IPC shares
+/// The kinds of what sleeps if all sleep who have it: by CUDA IPC, by descriptors.
+inline constexpr char k_ipc[] = "ipc";
+inline constexpr char k_shared[] = "shared";
 inline constexpr char k_in_multicast_group[] = "bound to a multicast group";
 
 /// One kind of memory that stays, on one device.

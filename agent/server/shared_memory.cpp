@@ -119,7 +119,8 @@ Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model:
         if (!reply) return std::move(reply).error();
         if (auto* failure = std::get_if<model::Failure>(&*reply)) return std::move(failure->error);
         const auto* shared = std::get_if<model::SharedMemory>(&*reply);
-        const bool wants_memory = request.question <= model::SharingQuestion::wake;
+        const bool wants_memory = request.question <= model::SharingQuestion::wake ||
+                                  request.question == model::SharingQuestion::exported;
         if (!shared || (wants_memory && !answer.memory))
             return make_error(ErrorCode::protocol_mismatch, "the other process sent no memory");
         answer.what = *shared;

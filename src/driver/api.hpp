@@ -59,6 +59,7 @@ namespace gpu_sleep::driver {
     X(cuMemRelease)                                                                                          \
     X(cuMemExportToShareableHandle)                                                                          \
     X(cuMemImportFromShareableHandle)                                                                        \
+    X(cuMemGetAllocationPropertiesFromHandle)                                                                \
     X(cuMemMap)                                                                                              \
     X(cuMemUnmap)                                                                                            \
     X(cuMemSetAccess)                                                                                        \

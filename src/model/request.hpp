@@ -212,6 +212,8 @@ enum class SharingQuestion : std::uint8_t {
     goes_down = 3, ///< of the owner: whether it goes to sleep in that party; the answer has the owner's epoch
     goes_along = 4, ///< of who opened it: whether that is so there
     has_passed = 5, ///< of anybody in that party: whether it has passed the point of no return
+    exported = 6,   ///< of who has marked a descriptor: its last export before that number
+    recognised = 7, ///< of the same: by which values the memory of that export is asked for
 };
 
 /// Asks about memory that a program has shared, by the values in its handle. Where the answer is no, it is
@@ -219,7 +221,7 @@ enum class SharingQuestion : std::uint8_t {
 struct SharedMemoryRequest {
     std::array<std::uint64_t, 2> secret{}; ///< of the process that shares
     std::uint64_t address = 0;             ///< of the allocation there
-    std::uint64_t allocation = 0;          ///< its number, because addresses are reused
+    std::uint64_t allocation = 0;          ///< its number, because addresses are reused; an export's
     SharingQuestion question = SharingQuestion::memory;
     std::uint64_t party = 0; ///< of which the asker is; 0: none
     friend bool operator==(const SharedMemoryRequest&, const SharedMemoryRequest&) = default;
@@ -227,8 +229,10 @@ struct SharedMemoryRequest {
 
 /// The answer. The memory itself, if that was asked for, comes with it as a descriptor.
 struct SharedMemory {
-    Bytes bytes = 0;  ///< of the memory
-    Bytes offset = 0; ///< of the allocation in it
+    Bytes bytes = 0;          ///< of the memory
+    Bytes offset = 0;         ///< of the allocation in it
+    std::uint64_t number = 0; ///< exported: of the export; recognised: of the allocation, and its address
+    std::array<std::uint64_t, 2> secret{}; ///< recognised
     friend bool operator==(const SharedMemory&, const SharedMemory&) = default;
 };
 

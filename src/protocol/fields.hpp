@@ -76,7 +76,7 @@ constexpr auto accepted(model::State) {
     return Range{model::State::awake, model::State::paused};
 }
 constexpr auto accepted(model::SharingQuestion) {
-    return Range{model::SharingQuestion::memory, model::SharingQuestion::has_passed};
+    return Range{model::SharingQuestion::memory, model::SharingQuestion::recognised};
 }
 constexpr auto accepted(model::OnTouch) {
     return Range{model::OnTouch::wait, model::OnTouch::fail};
@@ -236,7 +236,7 @@ auto fields(Is<model::SharedMemoryRequest> auto& r) {
                       must<95>(r.question));
 }
 auto fields(Is<model::SharedMemory> auto& s) {
-    return all_fields(must<1>(s.bytes), must<2>(s.offset));
+    return all_fields(must<1>(s.bytes), must<2>(s.offset), may<98>(s.number), may<99>(s.secret));
 }
 auto fields(Is<model::Progress> auto& p) {
     return all_fields(must<1>(p.phase), may<2>(p.done), may<3>(p.total), may<5>(p.held), may<87>(p.in_call));

@@ -54,6 +54,20 @@ Piece open_piece(Host& host, const std::string& handle, std::uint64_t bytes) {
     return piece;
 }
 
+Piece import_piece(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes) {
+    const Scratch scratch;
+    const auto path = scratch.file("socket");
+    taker.process().send(fmt::format("import {} {}", path, bytes));
+    giver.tell(fmt::format("export {} {}", piece.number, path));
+    const auto answer = taker.process().read_line();
+    INFO(answer);
+    REQUIRE(answer.substr(0, 3) == "ok ");
+    Piece made;
+    std::istringstream(answer.substr(3)) >> made.number >> made.address;
+    made.hash = taker.tell("hash " + made.number);
+    return made;
+}
+
 void check_intact(Host& host, const Piece& piece) {
     INFO("memory " << piece.number << " at " << piece.address);
     CHECK(host.tell("hash " + piece.number) == piece.hash);

@@ -63,6 +63,9 @@ inline constexpr std::uint64_t k_piece_bytes = std::uint64_t{5} << 20;
 /// `piece` of another host, opened by its handle.
 [[nodiscard]] Piece open_piece(Host& host, const std::string& handle, std::uint64_t bytes);
 
+/// `piece` of `giver`, imported by a descriptor, which both close.
+[[nodiscard]] Piece import_piece(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes);
+
 /// Its contents are what they were.
 void check_intact(Host& host, const Piece& piece);
 

@@ -276,9 +276,16 @@ Answer do_open(Words& words) {
     return fmt::format("{} {:#x}", program().memories.size() - 1, made.address);
 }
 
-/// export NUMBER PATH: a descriptor, to who imports there
+/// export NUMBER [PATH]: a descriptor, to who imports there; its number if it is kept
 Answer do_export(Memory& which, Words& words) {
-    GPU_SLEEP_TRY(export_memory(which, next<std::string>(words)));
+    const auto kept = export_memory(which, next<std::string>(words));
+    if (!kept) return kept.error();
+    return *kept < 0 ? std::string() : std::to_string(*kept);
+}
+
+/// close_descriptor NUMBER
+Answer do_close_descriptor(Words& words) {
+    ::close(next<int>(words));
     return std::string();
 }
 
@@ -564,6 +571,7 @@ const Commands& commands() {
         {"synchronous", about(memory, do_make_synchronous)},
         {"share", about(memory, do_share)},
         {"export", about(memory, do_export)},
+        {"close_descriptor", do_close_descriptor},
         {"import", do_import},
         {"release", about(memory, do_release)},
         {"callbacks", do_callbacks},

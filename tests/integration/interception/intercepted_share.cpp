@@ -186,12 +186,14 @@ void from_hexadecimal(const std::string& text, std::span<char> bytes) {
         bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
 }
 
-Result<void> export_memory(const Memory& memory, const std::string& path) {
+Result<int> export_memory(const Memory& memory, const std::string& path) {
     int exported = -1;
     GPU_SLEEP_TEST_CALL(cuMemExportToShareableHandle, &exported, memory.segments.handles.at(0),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (path.empty()) return exported;
     const UniqueFd descriptor(exported);
-    return send_descriptor(descriptor.get(), path);
+    GPU_SLEEP_TRY(send_descriptor(descriptor.get(), path));
+    return -1;
 }
 
 Result<Memory> import_memory(const std::string& path, std::size_t bytes) {

@@ -9,8 +9,9 @@
 
 namespace gpu_sleep::test {
 
-/// Exports the first handle of `memory` to whoever receives at `path`. Errors: driver_failed, io_failed.
-[[nodiscard]] Result<void> export_memory(const Memory& memory, const std::string& path);
+/// Exports the first handle of `memory` to whoever receives at `path`, and closes the descriptor. Without a
+/// path returns its number. Errors: driver_failed, io_failed.
+[[nodiscard]] Result<int> export_memory(const Memory& memory, const std::string& path);
 
 /// Waits at `path` for memory of `bytes`, imports and maps it. Errors: driver_failed, io_failed.
 [[nodiscard]] Result<Memory> import_memory(const std::string& path, std::size_t bytes);

@@ -17,13 +17,17 @@ namespace {
 
 constexpr std::uint64_t k_in_common = 64 << 10; // small allocations share ranges
 
-/// Two programs, of which each has opened memory of the other.
+/// Two programs, of which each has opened memory of the other: "plain" by CUDA IPC, "shared" by a descriptor.
 struct Pair {
-    explicit Pair(std::uint64_t each = k_piece_bytes) : bytes(each) {
-        back = make_piece(taker, "plain", bytes);
-        given = make_piece(giver, "plain", bytes);
-        opened = open_piece(taker, giver.tell("share " + given.number), bytes);
-        opened_back = open_piece(giver, taker.tell("share " + back.number), bytes);
+    explicit Pair(const std::string& kind = "plain", std::uint64_t each = k_piece_bytes) : bytes(each) {
+        back = make_piece(taker, kind, bytes);
+        given = make_piece(giver, kind, bytes);
+        const auto open = [&](Host& owner, Host& other, const Piece& piece) {
+            return kind == "plain" ? open_piece(other, owner.tell("share " + piece.number), bytes)
+                                   : import_piece(owner, other, piece, bytes);
+        };
+        opened = open(giver, taker, given);
+        opened_back = open(taker, giver, back);
         taken = free_bytes(giver);
     }
     [[nodiscard]] Output command(const std::string& name, Arguments options = {}) const {
@@ -64,7 +68,9 @@ struct Pair {
 } // namespace
 
 TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[sharing]") {
-    Pair pair(GENERATE(k_piece_bytes, k_in_common));
+    const auto [kind, bytes] = GENERATE(std::pair("plain", k_piece_bytes), std::pair("plain", k_in_common),
+                                        std::pair("shared", k_piece_bytes));
+    Pair pair(kind, bytes);
     for (int round = 0; round < 2; ++round) {
         pair.fall_asleep();
         for (auto* const host : {&pair.giver, &pair.taker}) CHECK(host->report("residual/0/kind") == "none");
@@ -74,19 +80,52 @@ TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[
     pair.taker.tell("free " + pair.opened.number);
     pair.giver.tell("free " + pair.given.number);
     pair.fall_asleep();
-    pair.giver.tell("free " + pair.opened_back.number);
+    if (kind == std::string("plain")) pair.giver.tell("free " + pair.opened_back.number);
     CHECK(succeeded(pair.command("gpu-wake")));
     check_intact(pair.taker, pair.back);
 }
 
 TEST_CASE("Sharing: deep sleeps need no more than that all take part", "[sharing]") {
-    Pair pair;
+    Pair pair(GENERATE("plain", "shared"));
     const auto alone = pair.command(pair.giver, "gpu-sleep", {"--deep"});
     CHECK(alone.status == 1);
     CHECK_THAT(alone.err, mentions("it shares memory with other processes") && mentions("--tree"));
     pair.fall_asleep({"--deep"});
     CHECK(pair.family.states().deep == 2);
     pair.wake();
+}
+
+TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its descriptors tell",
+          "[sharing]") {
+    DeepFamily family(2);
+    auto& giver = family[0];
+    auto& taker = family[1];
+    auto given = make_piece(giver, "shared", k_piece_bytes);
+    const auto sleep = [&](const std::string& stays) {
+        const auto slept = run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--json"}));
+        REQUIRE(succeeded(slept));
+        if (!stays.empty()) CHECK_THAT(slept.out, mentions(stays));
+        CHECK((giver.report("residual/0/kind") == "shared") == !stays.empty());
+        CHECK(succeeded(run(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}))));
+        check_intact(giver, given);
+    };
+    const std::string unknown = "a descriptor of them is open, or on its way";
+    SECTION("one is open") {
+        const auto number = giver.tell("export " + given.number);
+        sleep(unknown);
+        const auto taken = import_piece(giver, taker, given, k_piece_bytes);
+        giver.tell("close_descriptor " + number);
+        sleep(unknown); // which may be on its way
+        CHECK(taker.tell("hash " + taken.number) == given.hash);
+    }
+    SECTION("its process has no agent") {
+        Host other(family.plain());
+        const auto there = import_piece(giver, other, given, k_piece_bytes);
+        static_cast<void>(import_piece(giver, taker, given, k_piece_bytes));
+        sleep(unknown);
+        given.hash = other.tell("launch " + there.number + " 3");
+        check_intact(giver, given);
+    }
 }
 
 TEST_CASE("Sharing: who sleeps alone leaves it on the GPU, as does a party that somebody is missing in",
@@ -218,8 +257,9 @@ TEST_CASE("Sharing: who opens what sleeps waits until it is awake, and wakes it"
 TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake", "[sharing]") {
     const bool is_wake = GENERATE(false, true);
     const bool is_giver = GENERATE(false, true);
-    constexpr int k_step = 9; // each takes a quarter of a second
-    Pair pair;
+    const auto* const kind = GENERATE("plain", "shared");
+    constexpr int k_step = 11; // each takes a quarter of a second
+    Pair pair(kind);
     auto& host = is_giver ? pair.giver : pair.taker;
     std::string failed = "0";
     for (int nth = 1;; nth += k_step) {
@@ -231,6 +271,7 @@ TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake"
         const bool is_end = failed == std::exchange(failed, host.tell("fail"));
         const auto states = pair.family.states();
         CHECK((states.asleep == 2 || states.awake == 2));
+        if (states.asleep == 2) pair.wake(); // perhaps the driver has not released all
         pair.fall_asleep();
         pair.wake();
         if (is_end) break;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What cannot sleep: virtual memory that processes share by its descriptors, and arrays. It stays, is
-// reported with its reason, and all else sleeps.
+// What cannot sleep: virtual memory that processes share by its descriptors, where they sleep one by one, and
+// arrays. It stays, is reported with its reason, and all else sleeps.
 
 #include "intercepted_host.hpp"
 
@@ -13,21 +13,6 @@ using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
-
-/// `piece` of `giver` in `taker`, mapped there.
-Piece import(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes) {
-    const Scratch scratch;
-    const auto path = scratch.file("socket");
-    taker.process().send(fmt::format("import {} {}", path, bytes));
-    giver.tell(fmt::format("export {} {}", piece.number, path));
-    const auto answer = taker.process().read_line();
-    INFO(answer);
-    REQUIRE(answer.substr(0, 3) == "ok ");
-    Piece made;
-    std::istringstream(answer.substr(3)) >> made.number >> made.address;
-    made.hash = taker.tell("hash " + made.number);
-    return made;
-}
 
 /// What `field` of the row of `kind` says; "none" without one.
 std::string residual(Host& host, const std::string& kind, const std::string& field) {
@@ -50,12 +35,12 @@ TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes slee
     const auto of_giver = make_piece(giver, "vmm2", k_piece_bytes);
     const auto of_taker = make_piece(taker, "plain", k_piece_bytes);
     CHECK(residual(giver, "virtual", "kind") == "none"); // until it is shared it is as any other
-    const auto taken = import(giver, taker, given, k_piece_bytes);
+    const auto taken = import_piece(giver, taker, given, k_piece_bytes);
     CHECK(taken.hash == given.hash);
-    CHECK(residual(giver, "virtual", "reason") == "shared with others");
-    CHECK(residual(giver, "virtual", "bytes") == "6291456");
-    CHECK(residual(taker, "virtual", "reason") == "it belongs to another process");
-    CHECK(residual(taker, "virtual", "bytes") == "6291456");
+    CHECK(residual(giver, "shared", "reason") == "shared with others");
+    CHECK(residual(giver, "shared", "bytes") == "6291456");
+    CHECK(residual(taker, "shared", "reason") == "it belongs to another process");
+    CHECK(residual(taker, "shared", "bytes") == "6291456");
 
     giver.sleep();
     given.hash = taker.tell("launch " + taken.number + " 3"); // works on it meanwhile
@@ -73,7 +58,7 @@ TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes slee
     CHECK(taker.tell("hash " + taken.number) == given.hash);
 
     taker.tell("free " + taken.number);
-    CHECK(residual(taker, "virtual", "kind") == "none");
+    CHECK(residual(taker, "shared", "kind") == "none");
     giver.cycle();
     check_intact(giver, given);
 }
@@ -106,7 +91,7 @@ TEST_CASE("Stays: handles of shared memory are released while it sleeps", "[stay
     const auto given = make_piece(giver, "shared", k_piece_bytes);
     const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
     const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);
-    const auto taken = import(giver, taker, given, k_piece_bytes);
+    const auto taken = import_piece(giver, taker, given, k_piece_bytes);
     giver.sleep();
     taker.sleep();
     giver.tell("release " + given.number);
@@ -117,12 +102,12 @@ TEST_CASE("Stays: handles of shared memory are released while it sleeps", "[stay
     check_intact(giver, given);
     check_intact(giver, private_to_giver);
     check_intact(taker, private_to_taker);
-    CHECK(residual(giver, "virtual", "reason") == "shared with others"); // the mappings keep it
-    CHECK(residual(taker, "virtual", "reason") == "it belongs to another process");
+    CHECK(residual(giver, "shared", "reason") == "shared with others"); // the mappings keep it
+    CHECK(residual(taker, "shared", "reason") == "it belongs to another process");
     taker.tell("free " + taken.number);
     giver.tell("free " + given.number);
-    CHECK(residual(giver, "virtual", "kind") == "none");
-    CHECK(residual(taker, "virtual", "kind") == "none");
+    CHECK(residual(giver, "shared", "kind") == "none");
+    CHECK(residual(taker, "shared", "kind") == "none");
 }
 
 TEST_CASE("Stays: shared memory outlives either of its processes", "[stays]") {
@@ -132,7 +117,7 @@ TEST_CASE("Stays: shared memory outlives either of its processes", "[stays]") {
     const auto given = make_piece(giver, "shared", k_piece_bytes);
     const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
     const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);
-    const auto taken = import(giver, taker, given, k_piece_bytes);
+    const auto taken = import_piece(giver, taker, given, k_piece_bytes);
     auto& survivor = kills_giver ? taker : giver;
     auto& killed = kills_giver ? giver : taker;
     survivor.sleep();

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the gpu-sleep authors.
+// What CUDA IPC and descriptors of memory have in common: memory of one process, its owner, that others open.
+
+#pragma once
+
+#include "intercepted/calls.hpp"
+#include "server/shared_memory.hpp"
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace gpu_sleep::agent::intercepted {
+
+/// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
+inline constexpr Milliseconds k_patience{10'000};
+
+/// A number that only processes know to which this one gave memory; nothing without random numbers.
+[[nodiscard]] std::optional<std::array<std::uint64_t, 2>> secret();
+/// The driver's handle of memory that came by a descriptor. Errors: driver_failed, context_lost.
+[[nodiscard]] Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory);
+/// Asks again while the memory sleeps at its owner, as a touch waits. Errors: those of
+/// server::ask_for_memory().
+[[nodiscard]] Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner,
+                                                           model::SharedMemoryRequest asked);
+/// Memory that is being opened, from now on until this goes.
+class Passing {
+public:
+    /// May throw for want of memory.
+    explicit Passing(PassingImport import);
+    Passing& operator=(Passing&&) = delete;
+    ~Passing();
+
+private:
+    std::list<PassingImport> import_;
+    std::list<PassingImport>::iterator here_;
+};
+
+/// Notes in the books that the ledger has an import at the address, or no more.
+void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access);
+void end_import_at(CUdeviceptr address) noexcept;
+/// Gives up the copies of descriptors that lead to what has fallen asleep: they would keep it. Takes no
+/// memory.
+void end_exports_asleep(const LockedMemory& locked) noexcept;
+
+/// Whose memory a descriptor is, where an agent has marked it, and by which values it is asked for.
+[[nodiscard]] std::optional<PassingImport> recognise(int descriptor);
+/// Whose memory it is, if the program has a handle of it.
+[[nodiscard]] std::optional<pid_t> owner_of_import(const model::SharedMemoryRequest& asked);
+/// What its agent says of an export of this process: see model::SharingQuestion. Errors: not_owned.
+[[nodiscard]] Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request);
+/// Whether somebody may have what was shared by descriptors whom no agent has told of; its pid, or 0.
+[[nodiscard]] std::optional<pid_t> unknown_sharer();
+/// Whether the program has a descriptor by which `owner` shares memory. It would lead to the old memory after
+/// a sleep.
+[[nodiscard]] bool has_descriptor_of(pid_t owner);
+
+} // namespace gpu_sleep::agent::intercepted
