@@ -93,6 +93,7 @@ ALL = [
     cuda_program("driver", "driver_program.cpp", libraries=("-lcuda",)),
     cuda_program("textures", "textures.cu", "-cudart", "static"),
     cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",), refuses_deep=True),
+    cuda_program("shared_memory_together", "shared_memory.cpp", libraries=("-lcuda",), together=True),
     cuda_program("ipc_handles", "ipc_handles.cpp", libraries=("-lcuda",), refuses_at_times=True),
     cuda_program("assertions", "assertions.cu", "-cudart", "static", arguments=("--steps", "20"), refuses_at_times=True,
                  fails=True),
