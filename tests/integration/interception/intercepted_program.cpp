@@ -289,14 +289,16 @@ Answer do_close_descriptor(Words& words) {
     return std::string();
 }
 
-/// import PATH BYTES: as alloc
+/// import PATH BYTES [keep]: as alloc; and the descriptor, if it is kept
 Answer do_import(Words& words) {
     GPU_SLEEP_TRY(start());
     const auto path = next<std::string>(words);
-    auto made = import_memory(path, next<std::size_t>(words));
+    const auto bytes = next<std::size_t>(words);
+    int kept = -1;
+    auto made = import_memory(path, bytes, next<std::string>(words) == "keep" ? &kept : nullptr);
     if (!made) return made.error();
     program().memories.push_back(*std::move(made));
-    return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
+    return fmt::format("{} {:#x} {}", program().memories.size() - 1, program().memories.back().address, kept);
 }
 
 /// release NUMBER: its handles; it stays mapped

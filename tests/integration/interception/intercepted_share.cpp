@@ -196,13 +196,14 @@ Result<int> export_memory(const Memory& memory, const std::string& path) {
     return -1;
 }
 
-Result<Memory> import_memory(const std::string& path, std::size_t bytes) {
-    const auto descriptor = receive_descriptor(path);
+Result<Memory> import_memory(const std::string& path, std::size_t bytes, int* kept) {
+    auto descriptor = receive_descriptor(path);
     if (!descriptor) return descriptor.error();
     CUmemGenericAllocationHandle handle = 0;
     GPU_SLEEP_TEST_CALL(cuMemImportFromShareableHandle, &handle,
                         reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor->get())),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (kept) *kept = descriptor->release();
     return map_handle(handle, bytes);
 }
 

@@ -118,6 +118,15 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         sleep(unknown); // which may be on its way
         CHECK(taker.tell("hash " + taken.number) == given.hash);
     }
+    SECTION("one is open where it was imported") {
+        const auto path = family.file("socket");
+        taker.process().send(fmt::format("import {} {} keep", path, k_piece_bytes));
+        giver.tell(fmt::format("export {} {}", given.number, path));
+        const auto answer = taker.process().read_line();
+        sleep("shared with process " + std::to_string(taker.pid()));
+        taker.tell("close_descriptor " + answer.substr(answer.rfind(' ') + 1));
+        sleep("");
+    }
     SECTION("its process has no agent") {
         Host other(family.plain());
         const auto there = import_piece(giver, other, given, k_piece_bytes);
