@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <linux/kcmp.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -24,7 +25,21 @@ namespace {
 bool is_same_file(int one, int other) noexcept {
     constexpr int k_dupfd_query = 1027; // F_DUPFD_QUERY
     const int same = ::fcntl(one, k_dupfd_query, other);
-    return same >= 0 ? same == 1 : ::syscall(SYS_kcmp, ::getpid(), ::getpid(), KCMP_FILE, one, other) == 0;
+    if (same >= 0) return same == 1;
+    // A filter might end the process for it.
+    return !has_call_filter() && ::syscall(SYS_kcmp, ::getpid(), ::getpid(), KCMP_FILE, one, other) == 0;
+}
+
+/// What tells files apart: of devices, whatever name they have; 0, 0 if it is not known.
+using FileKey = std::pair<std::uint64_t, std::uint64_t>;
+/// It waits for no file system.
+FileKey key_of(const std::string& path) noexcept {
+    struct statx status = {};
+    if (::statx(AT_FDCWD, path.c_str(), AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &status) != 0) return {};
+    const auto join = [](std::uint64_t major, std::uint64_t minor) { return major << 32 | minor; };
+    return S_ISCHR(status.stx_mode)
+               ? FileKey(join(status.stx_rdev_major, status.stx_rdev_minor), 0)
+               : FileKey(join(status.stx_dev_major, status.stx_dev_minor), status.stx_ino);
 }
 
 /// The numbers that are names in a directory of /proc, such as processes or descriptors; nothing where it
@@ -44,89 +59,81 @@ std::optional<std::vector<int>> numbers_in(const std::string& path) {
     return numbers;
 }
 
-/// The exports that may lead somewhere still: which files they are, the numbers of our duplicates, and
-/// whether each was imported by a process that has an agent.
-struct Open {
-    std::set<std::pair<dev_t, ino_t>> files;
+/// Our duplicates, by their numbers, and whether each of what they are of was imported by a process whose
+/// agent has said so, and by no other.
+struct Exports {
     std::set<int> copies;
     bool were_all_opened = true;
 };
-Open open_exports() {
-    Open open;
+Exports open_exports() {
+    Exports open;
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles)
         for (const auto& each : handle.exports) {
-            open.files.emplace(each.copy.identity().device, each.copy.identity().inode);
             open.copies.insert(each.copy.get());
-            open.were_all_opened &= each.was_opened;
+            open.were_all_opened &= each.was_opened && ::fcntl(each.copy.get(), F_GETOWN) == ::getpid();
         }
     return open;
 }
 
-/// Whether it is of this user, and has no agent; nor is it one that an agent has started.
+/// Whether it has no agent; nor is it one that an agent has started.
 bool is_stranger(pid_t pid) {
-    struct stat status = {};
+    constexpr Milliseconds k_moment{1'000}; // it is enough that somebody is there
     const auto name = read_small_file(fmt::format("/proc/{}/comm", pid));
-    if (::stat(fmt::format("/proc/{}", pid).c_str(), &status) != 0 || status.st_uid != ::geteuid() || !name ||
-        name->starts_with("gpu-sleep"))
-        return false;
+    if (!name || name->starts_with("gpu-sleep")) return false;
     const auto start_time = start_time_of(pid);
     if (!start_time) return false;
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::has_passed;
-    const auto said = server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_patience);
-    return !said && said.error().code == ErrorCode::no_agent;
+    const auto said = server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_moment);
+    return !said && said.error().code != ErrorCode::refused && said.error().code != ErrorCode::timed_out &&
+           said.error().code != ErrorCode::not_owned;
 }
 
-/// A process that may have one of the files, and of which no agent tells.
-std::optional<pid_t> stranger_with(std::set<std::pair<dev_t, ino_t>> files) {
-    // All of the driver's are one device for control. Who has used memory of a GPU has this one.
-    const auto replace = [&](const char* control, const char* used) {
-        const auto one = FileIdentity::of(AT_FDCWD, control);
-        const auto other = FileIdentity::of(AT_FDCWD, used);
-        if (one && other && files.erase({one->device, one->inode}) != 0)
-            files.emplace(other->device, other->inode);
-    };
-    replace("/dev/nvidiactl", "/dev/nvidia-uvm");
+/// Whether a process may have one of the descriptors, of which no agent tells. All descriptors of the
+/// driver's are of one device; who has used memory of a GPU has another one, too.
+bool has_stranger(const std::set<int>& descriptors) {
+    std::set<FileKey> files;
+    for (const int each : descriptors) files.insert(key_of(fmt::format("/proc/self/fd/{}", each)));
+    if (files.erase(key_of("/dev/nvidiactl")) != 0) files.insert(key_of("/dev/nvidia-uvm"));
     const auto processes = numbers_in("/proc");
-    if (!processes) return 0;
+    if (!processes) return true;
     for (const pid_t pid : *processes) {
-        if (pid == ::getpid()) continue;
-        const auto path = fmt::format("/proc/{}/fd", pid);
-        const auto descriptors = numbers_in(path); // none of another user's
+        const auto path = fmt::format("/proc/{}", pid);
+        struct stat status = {};
+        if (pid == ::getpid() || ::stat(path.c_str(), &status) != 0 || status.st_uid != ::geteuid()) continue;
+        const auto numbers = numbers_in(path + "/fd");
+        if (!numbers && (errno == EMFILE || errno == ENFILE)) return true;
         const auto has_one = [&](int number) {
-            struct stat status = {};
-            return ::stat(fmt::format("{}/{}", path, number).c_str(), &status) == 0 &&
-                   files.contains({status.st_dev, status.st_ino});
+            return files.contains(key_of(fmt::format("{}/fd/{}", path, number)));
         };
-        if (descriptors && std::ranges::any_of(*descriptors, has_one) && is_stranger(pid)) return pid;
+        if (numbers && std::ranges::any_of(*numbers, has_one) && is_stranger(pid)) return true;
     }
-    return std::nullopt;
+    return false;
 }
 
 } // namespace
 
-std::optional<PassingImport> recognise(int descriptor) {
+Result<PassingImport> recognise(int descriptor) {
     const pid_t pid = ::fcntl(descriptor, F_GETOWN);
-    if (pid <= 0 || pid == ::getpid()) return std::nullopt;
-    const auto start_time = start_time_of(pid);
-    if (!start_time) return std::nullopt;
-    const ProcessIdentity owner{pid, *start_time};
+    const auto none = [] { return make_error(ErrorCode::not_owned, "no agent tells of it"); };
+    if (pid <= 0 || pid == ::getpid()) return none();
+    const ProcessIdentity owner{pid, GPU_SLEEP_TRY(start_time_of(pid))};
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::exported;
+    asked.address = static_cast<std::uint64_t>(::fcntl(descriptor, F_GETSIG));
     asked.allocation = ~std::uint64_t{0};
     for (;;) { // the newest first: it was made for this import, as a rule
-        const auto said = server::ask_for_memory(owner, asked, Clock::now() + k_patience);
-        if (!said) return std::nullopt;
-        asked.allocation = said->what.number;
-        if (is_same_file(descriptor, said->memory.get())) break;
+        const auto said = GPU_SLEEP_TRY(server::ask_for_memory(owner, asked, Clock::now() + k_patience));
+        if (said.what.number >= asked.allocation) return none();
+        asked.allocation = said.what.number;
+        if (is_same_file(descriptor, said.memory.get())) break;
     }
     asked.question = model::SharingQuestion::recognised;
-    const auto said = server::ask_for_memory(owner, asked, Clock::now() + k_patience);
-    if (!said) return std::nullopt;
+    const auto said = GPU_SLEEP_TRY(server::ask_for_memory(owner, asked, Clock::now() + k_patience));
     return PassingImport{
-        owner, {.secret = said->what.secret, .address = said->what.number, .allocation = said->what.number}};
+        owner, {.secret = said.what.secret, .address = said.what.number, .allocation = said.what.number}};
 }
 
 Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request) {
@@ -143,6 +150,8 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
                 of = &handle;
                 found = &each;
             }
+    if (!found && looks && request.address != static_cast<std::uint64_t>(ExportCopy::mark_of(all.sleeps)))
+        return make_error(ErrorCode::refused, "its memory has slept meanwhile, and is another now");
     if (!found || !words) return make_error(ErrorCode::not_owned, "there is no such export");
     server::SharedMemory answer;
     if (looks) {
@@ -164,14 +173,23 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
     return answer;
 }
 
-std::optional<pid_t> owner_of_import(const model::SharedMemoryRequest& asked) {
-    auto& all = books().handles;
-    const MutexLock lock(all.mutex);
-    for (const auto& [number, handle] : all.handles)
-        if (handle.import && handle.import->asked.secret == asked.secret &&
-            handle.import->asked.allocation == asked.allocation)
-            return handle.import->from.pid;
-    return std::nullopt;
+bool can_go(const model::SharedMemoryRequest& asked) {
+    std::optional<pid_t> owner;
+    {
+        auto& all = books().handles;
+        const MutexLock lock(all.mutex);
+        const auto stands = [&](CUdeviceptr at)
+                                GPU_SLEEP_REQUIRES(all.mutex) { return !all.mappings.at(at).in_ledger; };
+        for (const auto& [number, handle] : all.handles) {
+            const auto& import = handle.import;
+            if (!import || import->asked.secret != asked.secret ||
+                import->asked.allocation != asked.allocation)
+                continue;
+            if (handle.mappings.empty() || std::ranges::any_of(handle.mappings, stands)) return false;
+            owner = import->from.pid;
+        }
+    }
+    return !owner || !has_descriptor_of(*owner);
 }
 
 bool has_descriptor_of(pid_t owner) {
@@ -182,11 +200,10 @@ bool has_descriptor_of(pid_t owner) {
     });
 }
 
-std::optional<pid_t> unknown_sharer() {
+bool may_be_elsewhere() {
     const auto open = open_exports();
-    if (open.files.empty()) return std::nullopt;
-    if (!open.were_all_opened || has_descriptor_of(::getpid())) return 0;
-    return stranger_with(open.files);
+    return !open.copies.empty() &&
+           (!open.were_all_opened || has_descriptor_of(::getpid()) || has_stranger(open.copies));
 }
 
 void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {

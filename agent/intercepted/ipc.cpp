@@ -90,16 +90,12 @@ void add(LockedMemory& locked, Opened&& opened, int device) {
     imports.all.splice(imports.all.end(), made);
 }
 
-/// The status of the driver's call that failed: nothing else fails while shared memory is mapped.
-CUresult to_status(const Error& error) noexcept {
-    return error.driver_status != 0 ? static_cast<CUresult>(error.driver_status) : CUDA_ERROR_UNKNOWN;
-}
-
 /// One more open of what is open already, for a device more perhaps; no answer when it is not.
 Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports, const Ticket& ticket,
                   driver::DeviceMask device, CUdeviceptr& address) GPU_SLEEP_REQUIRES(imports.mutex) {
     for (auto& import : imports.all) {
-        if (import.from != ticket.process() || import.asked.allocation != ticket.allocation) continue;
+        if (!import.place || import.from != ticket.process() || import.asked.allocation != ticket.allocation)
+            continue;
         auto& backing = *locked.ledger().find(import.at);
         if ((import.access & device) == 0) {
             if (backing.mapped) {

@@ -50,17 +50,16 @@ Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model
     }
 }
 
-namespace {
-
-constexpr Milliseconds k_between_questions{2};
-
-/// Whether it has ended, for all that can be known.
 bool has_ended(const ProcessIdentity& process) {
     const auto start_time = start_time_of(process.pid);
     if (!start_time) return start_time.error().code == ErrorCode::no_process;
     const char state = state_of(process.pid);
     return *start_time != process.start_time || state == 'Z' || state == 'X';
 }
+
+namespace {
+
+constexpr Milliseconds k_between_questions{2};
 
 std::optional<std::uint64_t> epoch_of(const HeldFile& epochs) {
     std::uint64_t epoch = 0;
@@ -107,7 +106,7 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     auto& shared = memory.shared_ranges();
     const auto words = secret().value_or(std::array<std::uint64_t, 2>{});
     const auto ranges = shared.begin_deciding();
-    const auto unknown = unknown_sharer();
+    std::optional<bool> are_elsewhere; // what descriptors lead to
     std::vector<ProcessIdentity> silent;
     std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
     const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
@@ -119,7 +118,10 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
             range,
             {.secret = words, .address = address, .allocation = range.allocation, .party = request.party},
             silent);
-        if (!other && range.by_descriptor) other = unknown;
+        if (!other && range.by_descriptor) {
+            if (!are_elsewhere) are_elsewhere = may_be_elsewhere();
+            if (*are_elsewhere) other = 0;
+        }
         if (!other) continue;
         staying.insert(range_of(address, range));
         stays.push_back(stays_with(range.bytes, *other));
@@ -211,22 +213,23 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     using Question = model::SharingQuestion;
     auto& ranges = with->shared_ranges();
     if (request.question == Question::goes_along) {
-        const auto owner = owner_of_import(request);
-        const bool keeps_descriptor = owner && has_descriptor_of(*owner);
-        auto& imports = books().imports;
-        const MutexLock lock(imports.mutex);
-        const auto import = std::ranges::find_if(imports.all, [&](const Import& i) {
-            return i.asked.secret == request.secret && i.asked.allocation == request.allocation;
-        });
-        const bool is_passing = std::ranges::any_of(imports.passing, [&](const PassingImport& i) {
-            return i.asked.secret == request.secret && i.asked.allocation == request.allocation;
-        });
-        if (import == imports.all.end() && !is_passing)
-            return owner ? make_error(ErrorCode::refused, "it cannot sleep here") : none();
+        const auto is_it = [&](const auto& import) {
+            return import.asked.secret == request.secret && import.asked.allocation == request.allocation;
+        };
         const bool is_in_party = request.party != 0 && request.party == ranges.party();
-        if (!is_passing && (import->is_asleep || (is_in_party && !import->stays && !keeps_descriptor)))
-            return server::SharedMemory();
-        return make_error(ErrorCode::refused, "it does not go to sleep");
+        const auto stays = [&](const Import& import) {
+            return is_it(import) && !import.is_asleep && (!is_in_party || import.stays);
+        };
+        auto& imports = books().imports;
+        bool is_here = false;
+        bool goes = false;
+        {
+            const MutexLock lock(imports.mutex);
+            is_here = std::ranges::any_of(imports.all, is_it);
+            goes = std::ranges::none_of(imports.passing, is_it) && std::ranges::none_of(imports.all, stays);
+        }
+        if (!goes || !can_go(request)) return make_error(ErrorCode::refused, "it does not go to sleep");
+        return is_here ? server::SharedMemory() : Result<server::SharedMemory>(none());
     }
     if (request.question >= Question::exported) return answer_of_exports(request);
     if (request.question == Question::has_passed) {
@@ -317,7 +320,6 @@ void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t wa
             return backing->handle;
         },
         waking);
-    end_exports_asleep(locked);
     for_each_import(locked, [](Import& import, ledger::Backing& backing) {
         import.is_asleep = backing.is_asleep();
         if (backing.imported && !import.is_asleep && !backing.stay_reason)

@@ -24,6 +24,12 @@ inline constexpr Milliseconds k_patience{10'000};
 /// server::ask_for_memory().
 [[nodiscard]] Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner,
                                                            model::SharedMemoryRequest asked);
+/// Whether it has ended, for all that can be known.
+[[nodiscard]] bool has_ended(const ProcessIdentity& process);
+/// The status of the driver's call that failed: nothing else fails while shared memory is mapped.
+[[nodiscard]] inline CUresult to_status(const Error& error) noexcept {
+    return error.driver_status != 0 ? static_cast<CUresult>(error.driver_status) : CUDA_ERROR_UNKNOWN;
+}
 /// Memory that is being opened, from now on until this goes.
 class Passing {
 public:
@@ -40,18 +46,16 @@ private:
 /// Notes in the books that the ledger has an import at the address, or no more.
 void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access);
 void end_import_at(CUdeviceptr address) noexcept;
-/// Gives up the copies of descriptors that lead to what has fallen asleep: they would keep it. Takes no
-/// memory.
-void end_exports_asleep(const LockedMemory& locked) noexcept;
-
-/// Whose memory a descriptor is, where an agent has marked it, and by which values it is asked for.
-[[nodiscard]] std::optional<PassingImport> recognise(int descriptor);
-/// Whose memory it is, if the program has a handle of it.
-[[nodiscard]] std::optional<pid_t> owner_of_import(const model::SharedMemoryRequest& asked);
+/// Whose memory a descriptor is, and by which values it is asked for. Errors: refused (what it leads to was
+/// given up when its memory slept); any other: no agent tells.
+[[nodiscard]] Result<PassingImport> recognise(int descriptor);
+/// Whether all handles that the program has of that memory of another process, if any, are of what the ledger
+/// has, and the program has no descriptor of that process's memory.
+[[nodiscard]] bool can_go(const model::SharedMemoryRequest& asked);
 /// What its agent says of an export of this process: see model::SharingQuestion. Errors: not_owned.
 [[nodiscard]] Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request);
-/// Whether somebody may have what was shared by descriptors whom no agent has told of; its pid, or 0.
-[[nodiscard]] std::optional<pid_t> unknown_sharer();
+/// Whether somebody may have what was shared by descriptors, or be given it, of whom no agent tells.
+[[nodiscard]] bool may_be_elsewhere();
 /// Whether the program has a descriptor by which `owner` shares memory. It would lead to the old memory after
 /// a sleep.
 [[nodiscard]] bool has_descriptor_of(pid_t owner);

@@ -65,12 +65,14 @@ std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memo
     return handle.real;
 }
 
-/// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again. Nobody else gets
-/// it by us any more.
+/// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again. From then on
+/// nobody asks here who has it, too: exported, it stays for good.
 void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping) {
     if (!mapping.in_ledger) return;
-    if (auto* const with = intercepted::memory(); with && mapping.handle->is_exported)
+    if (auto* const with = intercepted::memory(); with && mapping.handle->is_exported) {
         with->shared_ranges().withdraw(mapping.handle->number).end();
+        if (!mapping.handle->stay_reason) mapping.handle->stay_reason = k_exported;
+    }
     if (mapping.handle->import) end_import_at(address);
     const auto removed = memory.remove_mapping(address);
     mapping.in_ledger = false;
@@ -115,6 +117,7 @@ constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
 
 /// Lets others ask for what is mapped, which the ledger has: it stays unless all of them go to sleep.
 void share_mapping(LockedMemory& memory, const Handle& handle, CUdeviceptr address) {
+    memory.make_stay(address, k_exported, true);
     const auto& backing = *memory.ledger().find(address);
     if (auto* const with = intercepted::memory())
         with->shared_ranges().add(handle.number, {.allocation = handle.number,
@@ -123,7 +126,6 @@ void share_mapping(LockedMemory& memory, const Handle& handle, CUdeviceptr addre
                                                   .place = address,
                                                   .reason = k_exported,
                                                   .by_descriptor = true});
-    memory.make_stay(address, k_exported, true);
 }
 
 /// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
@@ -148,7 +150,8 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.handle = handle.real;
     backing.host_backed = handle.host_backed;
     backing.imported = handle.import.has_value();
-    if (backing.imported) backing.stay_reason = k_of_another_process;
+    backing.stays_in_common = handle.is_exported;
+    backing.stay_reason = backing.imported ? k_of_another_process : handle.is_exported ? k_exported : nullptr;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
     if (handle.import) begin_import_at(address, handle, mapping.access);
@@ -213,23 +216,31 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
 
 Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        const auto import = handle ? recognise(descriptor) : std::nullopt;
-        if (!import) return std::nullopt;
-        // Another way into it would be one that nobody knows of.
-        const auto failed = [&](const Error& error) {
-            log::warning("memory of process {} cannot be opened: {}", import->from.pid, error.message);
+        const auto recognised = handle ? recognise(descriptor) : Result<PassingImport>(Error());
+        if (!recognised && recognised.error().code == ErrorCode::refused) {
+            log::warning("memory that came by descriptor {} cannot be opened: {}", descriptor,
+                         recognised.error().message);
             return CUDA_ERROR_INVALID_VALUE;
+        }
+        const auto give_up = [&]() -> Answer {
+            ::fcntl(descriptor, F_SETOWN, 0); // its owner sees that it was imported, and nobody has said so
+            return std::nullopt;
         };
+        if (!recognised) return give_up();
+        const auto* const import = &*recognised;
         const Passing passing(*import);
         auto shared = ask_until_awake(import->from, import->asked);
-        if (!shared) return failed(shared.error());
+        // Another way into it while its owner has it would be one that nobody knows of.
+        while (!shared && shared.error().code != ErrorCode::not_owned && !has_ended(import->from))
+            shared = ask_until_awake(import->from, import->asked);
+        if (!shared) return give_up();
         auto made = make_entry<std::map<std::uint64_t, Handle>>();
         auto& mine = made.mapped();
-        mine.import = import;
+        mine.import = *import;
         mine.bytes = shared->what.bytes;
         mine.references = 1;
         auto opened = import_memory(memory.api(), shared->memory);
-        if (!opened) return failed(opened.error());
+        if (!opened) return to_status(opened.error());
         const auto status =
             memory.api().cuMemGetAllocationPropertiesFromHandle(&mine.properties, opened->get());
         if (status != CUDA_SUCCESS) return status;
@@ -396,13 +407,14 @@ CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descripto
         with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
             auto* const mine = find_handle(all, handle);
             if (!mine || mine->stay_reason) return;
-            UniqueFd copy(::fcntl(*descriptor, F_DUPFD_CLOEXEC, k_first_own_number));
-            if (!copy || ::fcntl(copy.get(), F_SETOWN, ::getpid()) != 0) return;
-            mine->exports.push_back({++all.next, HeldFile(std::move(copy))});
-            is_known = true;
-            if (std::exchange(mine->is_exported, true)) return;
+            const auto mark = ExportCopy::mark_of(all.sleeps);
+            if (!mine->exports.emplace_back(++all.next, *descriptor, mark).copy) {
+                mine->exports.pop_back();
+                return;
+            }
             for (const auto at : mine->mappings)
-                if (all.mappings.at(at).in_ledger) share_mapping(locked, *mine, at);
+                if (!mine->is_exported && all.mappings.at(at).in_ledger) share_mapping(locked, *mine, at);
+            is_known = mine->is_exported = true;
         });
     });
     if (!is_known) make_handle_stay(handle, k_exported);
@@ -457,8 +469,13 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
 void end_exports_asleep(const LockedMemory& locked) noexcept {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    for (auto& [number, handle] : all.handles)
-        if (any_sleeps(locked, all, handle.mappings)) handle.exports.clear();
+    bool have_ended = false;
+    for (auto& [number, handle] : all.handles) {
+        if (handle.exports.empty() || !any_sleeps(locked, all, handle.mappings)) continue;
+        handle.exports.clear();
+        have_ended = true;
+    }
+    all.sleeps += have_ended ? 1 : 0;
 }
 
 void add_handles_that_stay(std::vector<Residual>& sums) {

@@ -212,6 +212,8 @@ public:
                                                    stays_in_place_->message));
             });
         has_slept_ = report.changed;
+        if (has_slept_)
+            memory.with_lock([](LockedMemory& locked) { intercepted::end_exports_asleep(locked); });
         if (has_slept_ && scope_ == Scope::all) {
             ground_.preparation.has_slept = true;
             ground.deep.note_sleep();

@@ -10,6 +10,8 @@
 #include "driver/memory.hpp"
 #include "model/request.hpp"
 
+#include <array>
+#include <atomic>
 #include <list>
 
 namespace gpu_sleep::agent::registry {
@@ -22,11 +24,44 @@ struct PassingImport {
     model::SharedMemoryRequest asked;
 };
 
+/// A duplicate of a descriptor, by which that is recognised. It keeps the memory that it leads to, so a child
+/// of fork() closes all that its parent has.
+class ExportCopy {
+public:
+    /// The signal that such descriptors would send, if they sent any: it tells of which time they are.
+    [[nodiscard]] static int mark_of(std::uint64_t sleeps) noexcept {
+        return k_first_mark + static_cast<int>(sleeps % k_marks);
+    }
+    /// Of `descriptor`, which is marked with this process's id and so; empty where there is no number for it,
+    /// or no room to note that.
+    ExportCopy(int descriptor, int mark) noexcept;
+    ExportCopy(const ExportCopy&) = delete;
+    ExportCopy& operator=(const ExportCopy&) = delete;
+    ~ExportCopy() { close(note_); }
+    [[nodiscard]] explicit operator bool() const noexcept { return note_ != nullptr; }
+    [[nodiscard]] int get() const noexcept { return note_ ? note_->load() : -1; }
+    /// Async-signal-safe.
+    static void close_in_child() noexcept {
+        for (auto& number : s_numbers) close(&number);
+    }
+
+private:
+    static constexpr int k_first_mark = 40; // a signal that nobody uses
+    static constexpr int k_marks = 20;
+    /// Unless the program has used the number again.
+    static void close(std::atomic<int>* note) noexcept;
+
+    static std::array<std::atomic<int>, 512> s_numbers; ///< of all; 0: none
+    std::atomic<int>* note_ = nullptr;
+};
+
 /// A descriptor by which the program gave the memory of a handle to others.
 struct Export {
     std::uint64_t number = 0;
-    HeldFile copy;           ///< by which it is recognised
+    ExportCopy copy;
     bool was_opened = false; ///< by a process whose agent has said so
+    Export(std::uint64_t its_number, int descriptor, int mark) noexcept
+        : number(its_number), copy(descriptor, mark) {}
 };
 
 struct Mapping {
@@ -83,6 +118,7 @@ struct Handles {
     std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
+    std::uint64_t sleeps GPU_SLEEP_GUARDED_BY(mutex) = 0; ///< of what was exported
 };
 
 /// Memory of another process that the ledger has.

@@ -220,7 +220,7 @@ enum class SharingQuestion : std::uint8_t {
 /// refused; not_owned: there is none; timed_out: it is not decided yet.
 struct SharedMemoryRequest {
     std::array<std::uint64_t, 2> secret{}; ///< of the process that shares
-    std::uint64_t address = 0;             ///< of the allocation there
+    std::uint64_t address = 0;             ///< of the allocation there; exported: the descriptor's mark
     std::uint64_t allocation = 0;          ///< its number, because addresses are reused; an export's
     SharingQuestion question = SharingQuestion::memory;
     std::uint64_t party = 0; ///< of which the asker is; 0: none

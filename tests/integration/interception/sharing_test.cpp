@@ -267,7 +267,7 @@ TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake"
     const bool is_wake = GENERATE(false, true);
     const bool is_giver = GENERATE(false, true);
     const auto* const kind = GENERATE("plain", "shared");
-    constexpr int k_step = 11; // each takes a quarter of a second
+    constexpr int k_step = 17; // each takes a quarter of a second
     Pair pair(kind);
     auto& host = is_giver ? pair.giver : pair.taker;
     std::string failed = "0";
