@@ -6,7 +6,6 @@
 
 #include "base/text.hpp"
 #include "cli/show/json.hpp"
-#include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
 #include "control/gpus.hpp"

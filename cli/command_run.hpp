@@ -5,7 +5,6 @@
 #pragma once
 
 #include "cli/options.hpp"
-#include "control/command.hpp"
 #include "control/dispatch.hpp"
 
 namespace gpu_sleep::cli {

@@ -7,8 +7,6 @@
 #include "cli/options.hpp"
 #include "control/policy/pass.hpp"
 
-#include <map>
-
 namespace gpu_sleep::cli {
 
 struct PassOptions {

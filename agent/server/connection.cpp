@@ -8,16 +8,12 @@
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/sockets.hpp"
-#include "base/units.hpp"
-#include "protocol/messages.hpp"
 
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/time.h>
 
-#include <csignal>
 #include <cstring>
 
 namespace gpu_sleep::agent::server {

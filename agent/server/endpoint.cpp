@@ -11,11 +11,8 @@
 #include "model/history.hpp"
 
 #include <sys/random.h>
-#include <sys/socket.h>
 
-#include <algorithm>
 #include <cstring>
-#include <ctime>
 
 namespace gpu_sleep::agent::server {
 namespace {

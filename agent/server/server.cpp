@@ -4,19 +4,15 @@
 
 #include "server/server.hpp"
 
-#include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/threads.hpp"
 #include "protocol/history.hpp"
-#include "protocol/messages.hpp"
 
 #include <poll.h>
 #include <sched.h>
-#include <sys/socket.h>
 
 #include <future>
-#include <thread>
 
 namespace gpu_sleep::agent::server {
 namespace {

@@ -4,13 +4,10 @@
 
 #include "server/shared_memory.hpp"
 
-#include "base/process.hpp"
 #include "base/sockets.hpp"
-#include "base/units.hpp"
 #include "protocol/messages.hpp"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <cstring>
 

@@ -12,9 +12,7 @@
 #include "control/driver_engine.hpp"
 
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <sstream>
 
 using namespace gpu_sleep;

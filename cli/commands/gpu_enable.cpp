@@ -9,9 +9,6 @@
 #include "cli/options.hpp"
 #include "cli/preload.hpp"
 #include "cli/show/output.hpp"
-#include "model/report.hpp"
-
-#include <unistd.h>
 
 using namespace gpu_sleep;
 

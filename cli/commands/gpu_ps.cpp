@@ -2,16 +2,11 @@
 // Copyright the gpu-sleep authors.
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
-#include "base/files.hpp"
-#include "base/process.hpp"
 #include "base/text.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
 #include "cli/show/live_table.hpp"
 #include "cli/show/metrics.hpp"
-#include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
 #include "control/dispatch.hpp"
@@ -19,7 +14,6 @@
 #include "control/history.hpp"
 #include "control/listing.hpp"
 #include "doctor/diagnosis.hpp"
-#include "driver/management.hpp"
 
 #include <ctime>
 

@@ -4,12 +4,10 @@
 
 #include "cli/command_run.hpp"
 #include "cli/need.hpp"
-#include "cli/options.hpp"
 #include "cli/pass.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "control/listing.hpp"
-#include "control/policy/decision.hpp"
 
 using namespace gpu_sleep;
 

@@ -2,17 +2,13 @@
 // Copyright the gpu-sleep authors.
 // gpu-run: starts a command with the agent inside, by preloading it.
 
-#include "base/error.hpp"
-#include "base/process.hpp"
 #include "base/text.hpp"
 #include "cli/http/door.hpp"
 #include "cli/need.hpp"
-#include "cli/options.hpp"
 #include "cli/preload.hpp"
 #include "cli/show/output.hpp"
 #include "model/allocation_rules.hpp"
 #include "model/environment.hpp"
-#include "model/request.hpp"
 
 #include <fmt/format.h>
 

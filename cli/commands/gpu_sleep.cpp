@@ -4,7 +4,6 @@
 
 #include "base/text.hpp"
 #include "cli/command_run.hpp"
-#include "cli/options.hpp"
 #include "cli/show/render.hpp"
 
 using namespace gpu_sleep;

@@ -2,13 +2,10 @@
 // Copyright the gpu-sleep authors.
 // gpu-sleep-http: a door to a program for the controllers of model servers, which speak HTTP.
 
-#include "base/error.hpp"
 #include "base/files.hpp"
-#include "base/process.hpp"
 #include "cli/command_run.hpp"
 #include "cli/http/door.hpp"
 #include "cli/http/server.hpp"
-#include "cli/options.hpp"
 #include "cli/show/output.hpp"
 
 #include <fmt/format.h>

@@ -2,8 +2,6 @@
 // Copyright the gpu-sleep authors.
 // gpu-snapshot: looks at the files that hold contents of sleeping processes. Needs no GPU and no process.
 
-#include "base/error.hpp"
-#include "base/files.hpp"
 #include "base/text.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"

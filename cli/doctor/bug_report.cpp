@@ -4,7 +4,6 @@
 
 #include "base/text.hpp"
 #include "cli/doctor/diagnosis.hpp"
-#include "protocol/messages.hpp"
 
 #include <fmt/ranges.h>
 

@@ -4,15 +4,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
-#include "base/units.hpp"
 #include "cli/http/admission.hpp"
 #include "cli/http/backend.hpp"
-
-#include <deque>
-#include <functional>
-#include <memory>
 
 namespace gpu_sleep::cli::http {
 

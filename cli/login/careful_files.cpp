@@ -4,14 +4,7 @@
 
 #include "cli/login/careful_files.hpp"
 
-#include "base/fd.hpp"
 #include "base/files.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 
 namespace gpu_sleep::cli {
 namespace fs = std::filesystem;

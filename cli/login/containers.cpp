@@ -10,8 +10,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <sys/stat.h>
-
 namespace gpu_sleep::cli {
 namespace {
 

@@ -2,10 +2,8 @@
 // Copyright the gpu-sleep authors.
 // The table of gpu-ps --history.
 
-#include "model/history.hpp"
 #include "cli/show/render.hpp"
 #include "cli/show/table.hpp"
-#include "control/process_info.hpp"
 
 #include <fmt/format.h>
 

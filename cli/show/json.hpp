@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "control/ask.hpp"
 #include "control/need.hpp"
 #include "model/history.hpp"
 

@@ -9,7 +9,6 @@
 
 #include <concepts>
 #include <fmt/format.h>
-#include <initializer_list>
 
 namespace gpu_sleep::cli {
 namespace {

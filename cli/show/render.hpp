@@ -6,10 +6,7 @@
 #pragma once
 
 #include "control/ask.hpp"
-#include "control/process_info.hpp"
 #include "model/history.hpp"
-#include "model/report.hpp"
-#include "model/request.hpp"
 
 namespace gpu_sleep::cli {
 

@@ -5,7 +5,6 @@
 #include "cli/show/render.hpp"
 
 #include "base/text.hpp"
-#include "base/units.hpp"
 #include "cli/show/table.hpp"
 
 #include <fmt/ranges.h>

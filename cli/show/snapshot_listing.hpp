@@ -7,8 +7,6 @@
 #include "store/snapshot.hpp"
 #include "store/snapshot_directory.hpp"
 
-#include <filesystem>
-
 namespace gpu_sleep::cli {
 
 struct SnapshotFacts {

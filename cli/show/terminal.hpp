@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "cli/show/output.hpp"
 #include "model/report.hpp"
 
@@ -13,7 +11,6 @@
 
 #include <csignal>
 #include <map>
-#include <string>
 
 namespace gpu_sleep::cli {
 

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/fd.hpp"
 #include "base/threads.hpp"
 #include "client/answer_timeout.hpp"
 #include "protocol/messages.hpp"

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "base/files.hpp"
-#include "base/units.hpp"
 #include "client/room_plan.hpp"
 #include "control/process_info.hpp"
 

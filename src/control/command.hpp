@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "client/client.hpp"
 #include "control/ask.hpp"
 #include "control/gpu_moves.hpp"
 

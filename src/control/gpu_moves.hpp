@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/gpu_pair.hpp"
 #include "client/room_plan.hpp"
 #include "driver/management.hpp"

@@ -5,26 +5,17 @@
 
 #include "doctor/facts.hpp"
 
-#include "base/fd.hpp"
-#include "base/files.hpp"
 #include "base/guard.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <elf.h>
-#include <fcntl.h>
 #include <link.h>
 #include <linux/magic.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::doctor {
 namespace {

@@ -2,13 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The checks of the machine: what the answers of the driver and the kernel's figures mean, and their table.
 
-#include "base/error.hpp"
 #include "doctor/diagnosis.hpp"
 
 #include "base/text.hpp"
-
-#include <algorithm>
-#include <array>
 
 namespace gpu_sleep::doctor {
 namespace {

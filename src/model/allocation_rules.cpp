@@ -7,9 +7,6 @@
 #include "base/text.hpp"
 #include "model/terms.hpp"
 
-#include <algorithm>
-#include <optional>
-
 namespace gpu_sleep::model {
 namespace {
 

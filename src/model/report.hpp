@@ -4,17 +4,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/units.hpp"
 #include "model/terms.hpp"
 
-#include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::model {

@@ -4,8 +4,6 @@
 
 #include "model/request.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::model {
 
 bool uses_files(const Placement& placement) noexcept {

@@ -7,18 +7,9 @@
 #pragma once
 
 #include "model/history.hpp"
-#include "model/report.hpp"
 #include "model/request.hpp"
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::protocol {
 

@@ -9,9 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::protocol {
 namespace {
 

@@ -6,10 +6,6 @@
 
 #include "model/history.hpp"
 
-#include <optional>
-#include <string>
-#include <string_view>
-
 namespace gpu_sleep::protocol {
 
 /// The line of an event, with its end. Texts are made printable, and cut.

@@ -4,11 +4,7 @@
 
 #include "protocol/messages.hpp"
 
-#include "base/units.hpp"
 #include "protocol/wire.hpp"
-
-#include <type_traits>
-#include <utility>
 
 namespace gpu_sleep::protocol {
 namespace {

@@ -5,16 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "model/report.hpp"
 #include "model/request.hpp"
-
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::protocol {
 

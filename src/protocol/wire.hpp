@@ -4,23 +4,10 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "protocol/fields.hpp"
 
-#include <fmt/core.h>
-
-#include <array>
 #include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::protocol {
 
