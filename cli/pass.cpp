@@ -334,10 +334,9 @@ int show_policies(const PassOptions& options) {
 }
 
 Result<std::map<pid_t, std::string>> describe_policies(const PassOptions& options) {
-    auto policies = load_policies(options.program, options.sources);
-    if (!policies) return std::move(policies).error();
+    auto policies = GPU_SLEEP_TRY(load_policies(options.program, options.sources));
     std::map<pid_t, std::string> lines;
-    const auto found = look_and_tell(options, *policies);
+    const auto found = look_and_tell(options, policies);
     if (!found) return lines; // who asks about the process itself says why
     for (const auto& [process, report, policy, decision] : found->seen)
         lines[process.pid] =

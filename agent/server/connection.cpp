@@ -76,12 +76,10 @@ Result<void> Connection::receive() {
 }
 
 Result<std::optional<protocol::Request>> Connection::next() {
-    auto frame = reader_.next();
-    if (!frame) return std::move(frame).error();
-    if (!frame->has_value()) return std::optional<protocol::Request>();
-    auto request = protocol::decode_request(**frame);
-    if (!request) return std::move(request).error();
-    return std::optional(*std::move(request));
+    const auto frame = GPU_SLEEP_TRY(reader_.next());
+    if (!frame) return std::optional<protocol::Request>();
+    auto request = GPU_SLEEP_TRY(protocol::decode_request(*frame));
+    return std::optional(std::move(request));
 }
 
 void Connection::answer(const protocol::Reply& reply, int descriptor) {
@@ -127,10 +125,8 @@ bool Connection::tell(const model::Progress& progress) {
 Result<std::optional<model::Directive>> Connection::hear(Milliseconds patience) {
     const auto deadline = Clock::now() + patience;
     for (;;) {
-        const auto request = next();
-        if (!request) return request.error();
-        if (request->has_value()) {
-            if (const auto* said = std::get_if<model::Directive>(&**request)) return std::optional(*said);
+        if (const auto request = GPU_SLEEP_TRY(next())) {
+            if (const auto* said = std::get_if<model::Directive>(&*request)) return std::optional(*said);
             return make_error(ErrorCode::invalid_argument, "a second request came on one connection");
         }
         pollfd peer{fd(), POLLIN, 0};

@@ -212,11 +212,10 @@ Result<void> replace_file(const std::filesystem::path& path, std::string_view te
     UniqueFd directory(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!directory) return file_error(errno, "open", path);
     // Collectors read what ends in .prom, and its temporary name does not.
-    auto file = WholeFile::replace(std::move(directory), path.filename().string(), path);
-    if (!file) return std::move(file).error();
-    GPU_SLEEP_TRY(file->write(text));
-    if (::fchmod(file->fd(), k_readable_by_all) != 0) return file_error(errno, "fchmod", path);
-    return file->commit(false);
+    auto file = GPU_SLEEP_TRY(WholeFile::replace(std::move(directory), path.filename().string(), path));
+    GPU_SLEEP_TRY(file.write(text));
+    if (::fchmod(file.fd(), k_readable_by_all) != 0) return file_error(errno, "fchmod", path);
+    return file.commit(false);
 }
 
 /// Writes metrics once. Who does not answer is counted there.

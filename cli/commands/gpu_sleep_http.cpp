@@ -64,10 +64,10 @@ std::string complete(ServeOptions& options) {
 /// The process whose end is that of the door: the one that was named by its pid.
 Result<UniqueFd> open_process(const control::Selection& whom) {
     if (whom.words.empty() || !model::is_number(whom.words.front())) return UniqueFd();
-    const auto process = control::find_process(control::Finder(), whom.words.front(), whom.user);
-    if (!process) return process.error();
-    UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, process->pid, 0)));
-    if (!fd) return make_error(ErrorCode::no_process, "process {} has ended", control::title(*process));
+    const auto process =
+        GPU_SLEEP_TRY(control::find_process(control::Finder(), whom.words.front(), whom.user));
+    UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
+    if (!fd) return make_error(ErrorCode::no_process, "process {} has ended", control::title(process));
     return fd;
 }
 

@@ -88,12 +88,11 @@ private:
 };
 
 Result<void> read_all(const fs::path& file) {
-    const auto reader = store::SnapshotReader::open(file);
-    if (!reader) return reader.error();
+    const auto reader = GPU_SLEEP_TRY(store::SnapshotReader::open(file));
     Verifier sink;
     store::SnapshotReadOptions reading;
     reading.under_way = Verifier::k_ahead;
-    return reader->read(sink, reading);
+    return reader.read(sink, reading);
 }
 
 /// Looks at the headers; or reads all, too, and says of each whether it is good.
@@ -153,27 +152,25 @@ private:
 
 /// Returns how many bytes the extent has.
 Result<Bytes> extract_to(const SnapshotOptions& options, int fd) {
-    const auto reader = store::SnapshotReader::open(options.path);
-    if (!reader) return reader.error();
+    const auto reader = GPU_SLEEP_TRY(store::SnapshotReader::open(options.path));
     FileSink sink(fd, options.output);
     store::SnapshotReadOptions reading;
     reading.under_way = Verifier::k_ahead;
     reading.extents = {*options.extent};
-    GPU_SLEEP_TRY(reader->read(sink, reading));
-    return reader->header().description.extents[*options.extent].bytes;
+    GPU_SLEEP_TRY(reader.read(sink, reading));
+    return reader.header().description.extents[*options.extent].bytes;
 }
 
 Result<Bytes> extract_to_output(const SnapshotOptions& options) {
     if (options.output == "-") {
-        auto bytes = extract_to(options, STDOUT_FILENO);
-        if (bytes) GPU_SLEEP_TRY(flush_and_close(UniqueFd(::dup(STDOUT_FILENO)), "standard output"));
+        const auto bytes = GPU_SLEEP_TRY(extract_to(options, STDOUT_FILENO));
+        GPU_SLEEP_TRY(flush_and_close(UniqueFd(::dup(STDOUT_FILENO)), "standard output"));
         return bytes;
     }
     // Contents are as private as the snapshot is, and no other file is lost to them.
-    auto file = WholeFile::create(options.output);
-    if (!file) return file.error();
-    auto bytes = extract_to(options, file->fd());
-    if (bytes) GPU_SLEEP_TRY(file->commit());
+    auto file = GPU_SLEEP_TRY(WholeFile::create(options.output));
+    const auto bytes = GPU_SLEEP_TRY(extract_to(options, file.fd()));
+    GPU_SLEEP_TRY(file.commit());
     return bytes;
 }
 

@@ -173,20 +173,17 @@ struct Change {
 Result<std::vector<Change>> kernel_changes(const Layout& layout, const std::string& library) {
     std::vector<Change> changes;
     for (const auto& file : kernels_in(layout.kernel_directories)) {
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        if (!*before || file.native().find('\n') != std::string::npos) continue;
-        if (auto now = enabled_kernel(**before, library))
-            changes.push_back({file, **before, *std::move(now)});
+        const auto before = GPU_SLEEP_TRY(read_carefully(file));
+        if (!before || file.native().find('\n') != std::string::npos) continue;
+        if (auto now = enabled_kernel(*before, library)) changes.push_back({file, *before, *std::move(now)});
     }
     return changes;
 }
 
 Result<void> write_profiles(const Layout& layout) {
     for (const auto& file : layout.profiles) {
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        const auto now = before->value_or(std::string());
+        const auto before = GPU_SLEEP_TRY(read_carefully(file));
+        const auto now = before.value_or(std::string());
         // A line that somebody has moved stays where it is.
         if (without_login_line(now) != now) continue;
         GPU_SLEEP_TRY(write_carefully(file, with_login_line(now, layout.script), k_read_mode));
@@ -244,9 +241,8 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
     for (const auto& own : layout.own) note(records, own.path);
     GPU_SLEEP_TRY(write_if_new(layout.script, script, login_script(library, records), k_read_mode));
     for (const auto& own : layout.own) {
-        const auto before = read_own(own.path);
-        if (!before) return before.error();
-        GPU_SLEEP_TRY(write_if_new(own.path, *before, own.text(library), own.mode));
+        const auto before = GPU_SLEEP_TRY(read_own(own.path));
+        GPU_SLEEP_TRY(write_if_new(own.path, before, own.text(library), own.mode));
         files.push_back(own.path);
     }
     GPU_SLEEP_TRY(write_profiles(layout));
@@ -261,51 +257,43 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
 } // namespace
 
 Result<Paths> enable_login(const LoginScope& scope, const std::string& library) {
-    const auto layout = layout_of(scope);
-    if (!layout) return layout.error();
-    const auto script = read_own(layout->script);
-    if (!script) return script.error();
-    for (const auto& own : layout->own)
-        if (const auto before = read_own(own.path); !before) return before.error();
-    const auto kernels = kernel_changes(*layout, library);
-    if (!kernels) return kernels.error();
-    auto files = write_all(*layout, *script, *kernels, library);
-    if (!files && !*script) static_cast<void>(disable_login(scope)); // half of it is taken back
+    const auto layout = GPU_SLEEP_TRY(layout_of(scope));
+    const auto script = GPU_SLEEP_TRY(read_own(layout.script));
+    for (const auto& own : layout.own) GPU_SLEEP_TRY(read_own(own.path));
+    const auto kernels = GPU_SLEEP_TRY(kernel_changes(layout, library));
+    auto files = write_all(layout, script, kernels, library);
+    if (!files && !script) static_cast<void>(disable_login(scope)); // half of it is taken back
     return files;
 }
 
 Result<void> disable_login(const LoginScope& scope) {
-    const auto layout = layout_of(scope);
-    if (!layout) return layout.error();
-    const auto script = read_carefully(layout->script);
-    if (!script) return script.error();
-    const bool is_ours = *script && is_login_file(**script);
-    const auto records = is_ours ? records_of(scope, **script) : LoginRecords();
-    for (const auto& file : files_of(*layout, records)) {
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        if (!*before) continue;
-        const auto now = without_us(**before);
+    const auto layout = GPU_SLEEP_TRY(layout_of(scope));
+    const auto script = GPU_SLEEP_TRY(read_carefully(layout.script));
+    const bool is_ours = script && is_login_file(*script);
+    const auto records = is_ours ? records_of(scope, *script) : LoginRecords();
+    for (const auto& file : files_of(layout, records)) {
+        const auto before = GPU_SLEEP_TRY(read_carefully(file));
+        if (!before) continue;
+        const auto now = without_us(*before);
         const bool is_made = std::find(records.made.begin(), records.made.end(), file) != records.made.end();
         if (!now || (now->empty() && is_made))
             GPU_SLEEP_TRY(remove_carefully(file));
         else
-            GPU_SLEEP_TRY(write_if_new(file, *before, *now, k_read_mode));
+            GPU_SLEEP_TRY(write_if_new(file, before, *now, k_read_mode));
     }
-    if (is_ours) GPU_SLEEP_TRY(remove_carefully(layout->script));
+    if (is_ours) GPU_SLEEP_TRY(remove_carefully(layout.script));
     for (auto directory = records.made.rbegin(); directory != records.made.rend(); ++directory)
         remove_if_empty(*directory);
     return {};
 }
 
 Result<Paths> login_files(const LoginScope& scope) {
-    const auto layout = layout_of(scope);
-    if (!layout) return layout.error();
+    const auto layout = GPU_SLEEP_TRY(layout_of(scope));
     Paths found;
-    const auto script = read_carefully(layout->script);
+    const auto script = read_carefully(layout.script);
     const auto records = script && *script ? records_of(scope, **script) : LoginRecords();
-    auto files = files_of(*layout, records, scope.is_machine ? 0 : ::geteuid());
-    files.insert(files.begin(), layout->script);
+    auto files = files_of(layout, records, scope.is_machine ? 0 : ::geteuid());
+    files.insert(files.begin(), layout.script);
     for (const auto& file : files)
         if (const auto text = read_carefully(file); text && *text && without_us(**text) != **text)
             found.push_back(file);

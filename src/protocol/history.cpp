@@ -39,7 +39,7 @@ template <class T>
 bool read(std::string_view text, T& value) {
     std::uint64_t most = std::uint64_t{1} << 53;
     if constexpr (std::is_enum_v<T>)
-        most = static_cast<std::uint64_t>(accepted(T()).last);
+        most = k_last<T>;
     else
         most = std::min<std::uint64_t>(most, std::numeric_limits<T>::max());
     const auto number = parse_number<std::uint64_t>(text);

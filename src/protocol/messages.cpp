@@ -80,13 +80,11 @@ template <class Message>
 Result<std::vector<std::byte>> encode_any(const Message& message) {
     return std::visit(
         [](const auto& value) -> Result<std::vector<std::byte>> {
-            constexpr auto type = k_type_number<std::decay_t<decltype(value)>>;
-            static_assert(type != 0, "a message needs a number");
             Writer payload;
             payload.write(value);
             if (!payload.is_within_bounds())
                 return make_error(ErrorCode::invalid_argument, "a message has too many parts");
-            return make_frame(type, payload.bytes());
+            return make_frame(k_type_number<std::decay_t<decltype(value)>>, payload.bytes());
         },
         message);
 }

@@ -48,10 +48,10 @@ Holder holder_of(const Seen& seen) {
 } // namespace
 
 Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Milliseconds patience) {
-    auto targets = whom.is_for_all() ? find_all(finder, whom.user)
-                                     : find_targets(finder, whom.words.front(), {.user = whom.user});
-    if (!targets) return std::move(targets).error();
-    auto outcomes = ask_each(finder, *std::move(targets), model::StatusRequest(), patience);
+    auto targets =
+        GPU_SLEEP_TRY(whom.is_for_all() ? find_all(finder, whom.user)
+                                        : find_targets(finder, whom.words.front(), {.user = whom.user}));
+    auto outcomes = ask_each(finder, std::move(targets), model::StatusRequest(), patience);
     if (whom.is_for_all()) drop_ended(outcomes);
     Look look;
     for (auto& outcome : outcomes) {
