@@ -7,7 +7,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/threads.hpp"
-#include "protocol/history.hpp"
 
 #include <poll.h>
 #include <sched.h>

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "model/history.hpp"
 #include "server/connection.hpp"
 #include "server/endpoint.hpp"
 #include "server/request_queue.hpp"

@@ -19,7 +19,6 @@ using namespace gpu_sleep;
 
 namespace {
 
-namespace usage = cli::usage;
 using checkpoint::State;
 using control::Checkpoint;
 using control::Process;
@@ -159,10 +158,8 @@ Result<void> act(const Checkpoint& driver, const Process& process, std::string_v
     if (action == "checkpoint") return driver.checkpoint(process.pid);
     if (action == "restore") {
         std::vector<GpuPair> pairs;
-        for (const auto& word : typed.device_map) {
-            const auto move = GPU_SLEEP_TRY(control::parse_gpu_move(word));
-            pairs.push_back({move.from, move.to});
-        }
+        for (const auto& word : typed.device_map)
+            pairs.push_back(GPU_SLEEP_TRY(control::parse_gpu_move(word)));
         GPU_SLEEP_TRY(driver.initialise());
         return driver.restore(process.pid, pairs);
     }

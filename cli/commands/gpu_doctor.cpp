@@ -13,8 +13,6 @@ using namespace gpu_sleep;
 
 namespace {
 
-namespace usage = cli::usage;
-
 constexpr const char* k_program = "gpu-doctor";
 constexpr const char* k_examples =
     "  gpu-doctor                     can processes of this machine be put to sleep?\n"

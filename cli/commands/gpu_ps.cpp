@@ -5,8 +5,6 @@
 #include "base/text.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
-#include "cli/show/live_table.hpp"
-#include "cli/show/metrics.hpp"
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
 #include "control/dispatch.hpp"
@@ -20,8 +18,6 @@
 using namespace gpu_sleep;
 
 namespace {
-
-namespace usage = cli::usage;
 
 constexpr const char* k_examples =
     "  gpu-ps                         all processes that this user may put to sleep\n"

@@ -3,8 +3,8 @@
 // gpu-run: starts a command with the agent inside, by preloading it.
 
 #include "base/text.hpp"
+#include "cli/command_run.hpp"
 #include "cli/http/door.hpp"
-#include "cli/need.hpp"
 #include "cli/preload.hpp"
 #include "cli/show/output.hpp"
 #include "model/allocation_rules.hpp"
@@ -20,8 +20,6 @@ using namespace gpu_sleep;
 namespace {
 
 namespace environment = model::environment;
-namespace usage = cli::usage;
-
 constexpr const char* k_examples =
     "  gpu-run --name llama -- python3 serve.py  then: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- ./serve        its GPU work wakes it\n"

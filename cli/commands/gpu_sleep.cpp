@@ -10,7 +10,6 @@ using namespace gpu_sleep;
 
 namespace {
 
-namespace usage = cli::usage;
 using control::Engine;
 
 constexpr const char* k_program = "gpu-sleep";

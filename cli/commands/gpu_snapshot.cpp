@@ -16,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-namespace usage = cli::usage;
-
 constexpr const char* k_program = "gpu-snapshot";
 constexpr const char* k_examples =
     "  gpu-snapshot ls /var/cache/gpu-sleep      all snapshots there\n"
@@ -46,27 +44,26 @@ bool is_directory(const fs::path& path) {
     return fs::is_directory(path, ignored);
 }
 
-/// Removes what processes that have ended left in the directory, and says which files.
-int clean(const SnapshotOptions& options) {
-    const auto fail = [&](const Error& error) {
-        return cli::tell_failure(k_program, {.json = options.json}, error);
-    };
-    if (!is_directory(options.path)) // which would be made
-        return fail(make_error(ErrorCode::invalid_argument, "'{}' is not a directory", options.path));
-    const auto directory = store::SnapshotDirectory::open(options.path);
-    if (!directory) return fail(directory.error());
-    const auto names = (*directory)->remove_leftovers();
-    if (!names) return fail(names.error());
-    const auto left = (*directory)->leftovers();
-    if (!left) return fail(left.error());
-    if (!left->empty())
-        return fail(make_error(ErrorCode::io_failed, "{} could not be removed from {}", left->front().text(),
-                               options.path));
+/// Removes what processes that have ended left in the directory. Returns which files.
+Result<std::vector<std::string>> remove_leftovers(const std::string& path) {
+    if (!is_directory(path)) // which would be made
+        return make_error(ErrorCode::invalid_argument, "'{}' is not a directory", path);
+    const auto directory = GPU_SLEEP_TRY(store::SnapshotDirectory::open(path));
+    const auto names = GPU_SLEEP_TRY(directory->remove_leftovers());
+    const auto left = GPU_SLEEP_TRY(directory->leftovers());
+    if (!left.empty())
+        return make_error(ErrorCode::io_failed, "{} could not be removed from {}", left.front().text(), path);
     std::vector<std::string> removed;
-    for (const auto& name : *names) removed.push_back(name.text());
+    for (const auto& name : names) removed.push_back(name.text());
     std::ranges::sort(removed);
-    return cli::print_result(k_program, options.json ? cli::to_json({}, exit_status::done, removed) + '\n'
-                                                     : cli::render_removed(removed));
+    return removed;
+}
+
+int clean(const SnapshotOptions& options) {
+    const auto removed = remove_leftovers(options.path);
+    if (!removed) return cli::tell_failure(k_program, {.json = options.json}, removed.error());
+    return cli::print_result(k_program, options.json ? cli::to_json({}, exit_status::done, *removed) + '\n'
+                                                     : cli::render_removed(*removed));
 }
 
 /// Takes contents and forgets them.
@@ -197,17 +194,17 @@ std::string read_extent(const std::string& text, SnapshotOptions& options) {
     return fmt::format("'{}' is not the number of an extent; gpu-snapshot ls FILE shows them", text);
 }
 
-usage::Row path_row(SnapshotOptions& options) {
-    return usage::required(usage::word_row("PATH", options.path, "a snapshot, or a directory of them",
-                                           "A snapshot, or a directory of them"));
-}
-
-usage::Row json_row(SnapshotOptions& options) {
-    return usage::brief({"--json", usage::flag(options.json), "Print the result as JSON"});
-}
-
 usage::Table table_of(SnapshotOptions& options) {
     const auto read = [&options](const std::string& text) { return read_extent(text, options); };
+    const auto path_row = [&options](const std::string& name, const std::string& what) {
+        return usage::required(usage::word_row(name, options.path, "a " + what, "A " + what));
+    };
+    const auto subcommand = [&options](const std::string& name, const std::string& purpose,
+                                       const std::string& words, std::vector<usage::Row> rows) {
+        rows.push_back(usage::brief(cli::json_row(options.json)));
+        return usage::Table{"gpu-snapshot " + name, purpose, {words}, {{"Options", std::move(rows)}}};
+    };
+    const auto any = path_row("PATH", "snapshot, or a directory of them");
     return {k_program,
             "Reads snapshots: files with the contents of processes that gpu-sleep has put to sleep.",
             {"ls [--json] PATH", "verify [--json] PATH", "clean [--json] DIRECTORY",
@@ -215,31 +212,20 @@ usage::Table table_of(SnapshotOptions& options) {
             {},
             k_examples,
             k_exit_statuses,
-            {{"gpu-snapshot ls",
-              "List the snapshots of a directory, or what one of them holds",
-              {"[--json] PATH"},
-              {{"Options", {path_row(options), json_row(options)}}}},
-             {"gpu-snapshot verify",
-              "Read a snapshot, or all of a directory, and check every byte",
-              {"[--json] PATH"},
-              {{"Options", {path_row(options), json_row(options)}}}},
-             {"gpu-snapshot clean",
-              "Delete files that processes left behind when they ended",
-              {"[--json] DIRECTORY"},
-              {{"Options",
-                {usage::required(usage::word_row("DIRECTORY", options.path, "a directory", "A directory")),
-                 json_row(options)}}}},
-             {"gpu-snapshot extract",
-              "Write the contents of one extent to a new file",
-              {"--extent N --output FILE [--json] SNAPSHOT"},
-              {{"Options",
-                {usage::required(usage::word_row("SNAPSHOT", options.path, "a snapshot", "A snapshot")),
-                 usage::required(usage::brief(
-                     {"--extent", usage::text("N", read), "Number of the extent, as ls shows it"})),
-                 usage::required(usage::brief({"-o,--output", usage::path("FILE", options.output),
-                                               "File to write, which must not exist yet; - for "
-                                               "standard output"})),
-                 json_row(options)}}}}}};
+            {subcommand("ls", "List the snapshots of a directory, or what one of them holds", "[--json] PATH",
+                        {any}),
+             subcommand("verify", "Read a snapshot, or all of a directory, and check every byte",
+                        "[--json] PATH", {any}),
+             subcommand("clean", "Delete files that processes left behind when they ended",
+                        "[--json] DIRECTORY", {path_row("DIRECTORY", "directory")}),
+             subcommand("extract", "Write the contents of one extent to a new file",
+                        "--extent N --output FILE [--json] SNAPSHOT",
+                        {path_row("SNAPSHOT", "snapshot"),
+                         usage::required(usage::brief(
+                             {"--extent", usage::text("N", read), "Number of the extent, as ls shows it"})),
+                         usage::required(usage::brief(
+                             {"-o,--output", usage::path("FILE", options.output),
+                              "File to write, which must not exist yet; - for standard output"}))})}};
 }
 
 } // namespace

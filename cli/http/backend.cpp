@@ -5,7 +5,7 @@
 #include "cli/http/backend.hpp"
 
 #include "cli/show/json.hpp"
-#include "cli/show/metrics.hpp"
+#include "cli/show/render.hpp"
 
 #include <nlohmann/json.hpp>
 

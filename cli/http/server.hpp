@@ -12,9 +12,6 @@ namespace gpu_sleep::cli::http {
 /// Runs jobs one after another, in the order in which they came. Thread-safe.
 class Lane {
 public:
-    Lane() = default;
-    Lane(const Lane&) = delete;
-    Lane& operator=(const Lane&) = delete;
     ~Lane() { close(); }
 
     /// Runs what waits, and takes no more. Not for two threads at once.

@@ -7,13 +7,11 @@
 #include "cli/login/careful_files.hpp"
 #include "cli/login/texts.hpp"
 #include "cli/preload.hpp"
+#include "cli/show/json.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
+#include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <cstdlib>
-#include <functional>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -144,10 +142,10 @@ Paths kernels_in(const Paths& directories, uid_t or_of = ::geteuid()) {
     return found;
 }
 
-/// What `file` says if it is ours, or nothing if there is none. Errors: invalid_argument: it is not ours.
-Result<std::optional<std::string>> read_own(const fs::path& file) {
+/// What `file` says, or nothing if there is none. Errors: invalid_argument: it is not ours.
+Result<std::optional<std::string>> read_own(const fs::path& file, bool (*is_ours)(std::string_view)) {
     auto contents = read_carefully(file);
-    if (contents && *contents && !is_login_file(**contents))
+    if (contents && *contents && !is_ours(**contents))
         return make_error(ErrorCode::invalid_argument, "{} already exists, and gpu-sleep did not write it",
                           file.native());
     return contents;
@@ -241,7 +239,7 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
     for (const auto& own : layout.own) note(records, own.path);
     GPU_SLEEP_TRY(write_if_new(layout.script, script, login_script(library, records), k_read_mode));
     for (const auto& own : layout.own) {
-        const auto before = GPU_SLEEP_TRY(read_own(own.path));
+        const auto before = GPU_SLEEP_TRY(read_own(own.path, is_login_file));
         GPU_SLEEP_TRY(write_if_new(own.path, before, own.text(library), own.mode));
         files.push_back(own.path);
     }
@@ -254,12 +252,49 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
     return files;
 }
 
+// ---- Containers
+
+constexpr const char* k_version = "0.3.0"; // podman 4 reads none that is newer than 0.5.0
+constexpr const char* k_kind = "gpu-sleep.io/agent";
+
+/// In the directory of the library, and the same in a container.
+constexpr const char* k_libraries[] = {"libgpu-sleep-agent.so", "libgpu-sleep-login.so",
+                                       "libgpu-sleep-audit.so", "gpu-sleep-outside"};
+constexpr const char* k_preload_file = "gpu-sleep.preload";
+
+fs::path file_below(const fs::path& root) {
+    return root / "etc/cdi/gpu-sleep.json";
+}
+
+/// What the installation lacks, such as a command that was not built, containers lack as well.
+void add_mount(OrderedJson& mounts, const fs::path& file, const fs::path& in_container) {
+    if (std::error_code failure; !fs::exists(file, failure)) return;
+    mounts.push_back({{"hostPath", file.native()},
+                      {"containerPath", in_container.native()},
+                      {"options", {"ro", "nosuid", "nodev", "bind"}}});
+}
+
+std::string description(const fs::path& commands, const fs::path& libraries) {
+    const fs::path prefix(GPU_SLEEP_PREFIX_IN_CONTAINERS);
+    auto mounts = OrderedJson::array();
+    add_mount(mounts, libraries / k_preload_file, "/etc/ld.so.preload");
+    for (const auto* name : k_libraries) add_mount(mounts, libraries / name, prefix / "lib" / name);
+    for (const auto* name : {GPU_SLEEP_COMMANDS}) add_mount(mounts, commands / name, prefix / "bin" / name);
+    const OrderedJson device = {{"name", "all"}, {"containerEdits", {{"mounts", mounts}}}};
+    return OrderedJson({{"cdiVersion", k_version}, {"kind", k_kind}, {"devices", {device}}}).dump(1) + "\n";
+}
+
+bool is_description(std::string_view text) {
+    const auto json = OrderedJson::parse(text, nullptr, false);
+    return json.is_object() && json.value("kind", OrderedJson()) == k_kind;
+}
+
 } // namespace
 
 Result<Paths> enable_login(const LoginScope& scope, const std::string& library) {
     const auto layout = GPU_SLEEP_TRY(layout_of(scope));
-    const auto script = GPU_SLEEP_TRY(read_own(layout.script));
-    for (const auto& own : layout.own) GPU_SLEEP_TRY(read_own(own.path));
+    const auto script = GPU_SLEEP_TRY(read_own(layout.script, is_login_file));
+    for (const auto& own : layout.own) static_cast<void>(GPU_SLEEP_TRY(read_own(own.path, is_login_file)));
     const auto kernels = GPU_SLEEP_TRY(kernel_changes(layout, library));
     auto files = write_all(layout, script, kernels, library);
     if (!files && !script) static_cast<void>(disable_login(scope)); // half of it is taken back
@@ -298,6 +333,30 @@ Result<Paths> login_files(const LoginScope& scope) {
         if (const auto text = read_carefully(file); text && *text && without_us(**text) != **text)
             found.push_back(file);
     return found;
+}
+
+Result<Paths> enable_containers(const fs::path& root, const fs::path& commands, const fs::path& library) {
+    const auto file = file_below(root);
+    static_cast<void>(GPU_SLEEP_TRY(read_own(file, is_description)));
+    // The loader of a program that may not read it says nothing.
+    if (root == "/") GPU_SLEEP_TRY(check_open_to_all(library.parent_path() / k_preload_file));
+    Paths made;
+    GPU_SLEEP_TRY(make_directories(file.parent_path(), Visitors::all, made));
+    GPU_SLEEP_TRY(write_carefully(file, description(commands, library.parent_path()), k_read_mode));
+    return Paths{file};
+}
+
+Result<void> disable_containers(const fs::path& root) {
+    const auto file = file_below(root);
+    if (!GPU_SLEEP_TRY(read_own(file, is_description))) return {};
+    GPU_SLEEP_TRY(remove_carefully(file));
+    remove_if_empty(file.parent_path());
+    return {};
+}
+
+Result<Paths> container_files(const fs::path& root) {
+    const auto text = GPU_SLEEP_TRY(read_carefully(file_below(root)));
+    return text && is_description(*text) ? Paths{file_below(root)} : Paths();
 }
 
 } // namespace gpu_sleep::cli

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "control/need.hpp"
-#include "model/history.hpp"
 
 #include <nlohmann/json_fwd.hpp>
 

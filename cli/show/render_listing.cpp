@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The states of processes in words and lines that several outputs share, and the long listing of gpu-ps.
+// The states of processes in words and lines that several outputs share, the long listing of gpu-ps, and its
+// history.
 
 #include "cli/show/render.hpp"
 
@@ -9,6 +10,7 @@
 
 #include <fmt/ranges.h>
 
+#include <ctime>
 #include <iterator>
 
 namespace gpu_sleep::cli {
@@ -173,6 +175,20 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
         for (const auto& note : report.notes) table.add_line(note);
 }
 
+std::string local_time(double time) {
+    const auto seconds = static_cast<std::time_t>(time);
+    std::tm parts{};
+    std::array<char, sizeof "2026-11-29 22:00:00"> text{};
+    ::localtime_r(&seconds, &parts);
+    return {text.data(), std::strftime(text.data(), text.size(), "%F %T", &parts)};
+}
+
+/// Where the contents of what sleeps are.
+std::string place(const model::Event& event) {
+    if (event.level == model::Level::pause) return "pause";
+    return (event.place == "none" ? "dropped" : event.place) + (event.deep ? ", deep" : "");
+}
+
 } // namespace
 
 std::string_view state_words(State state) noexcept {
@@ -253,16 +269,7 @@ Bytes released(const Report& report) {
 }
 
 std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail detail, double link_rate) {
-    using enum Table::Align;
-    Table table({{"PID", right},
-                 {"USER", left},
-                 {"NAME", left},
-                 {"STATE", left},
-                 {"TAG", left},
-                 {"DEVICE", left},
-                 {"BYTES", right},
-                 {"WHERE", left},
-                 {"POLICY", left}});
+    Table table({">PID", "USER", "NAME", "STATE", "TAG", "DEVICE", ">BYTES", "WHERE", "POLICY"});
     for (const auto& outcome : outcomes) {
         const auto& process = outcome.process;
         const auto* const report = std::get_if<Report>(&outcome.answer);
@@ -275,6 +282,25 @@ std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail
                        shortened(display_name(process), k_label_columns), silence(outcome)});
     }
     return table.text();
+}
+
+std::string render_history(const std::vector<model::Event>& events, double gib_hours) {
+    Table table({"TIME", "USER", ">PID", "NAME", "WHAT", "PLACE", ">SIZE", ">ASLEEP", "ASKED BY"});
+    for (const auto& event : events) {
+        const bool is_wake = event.transition == model::Transition::wake;
+        const bool is_own =
+            event.asker_uid == event.uid &&
+            (event.asked_by == "touch" || event.asked_by == "timer" || event.asked_by == "program");
+        const auto origin = control::to_word({event.notebook, {}, event.job, {}});
+        table.add({local_time(event.time), control::user_name(event.uid), std::to_string(event.pid),
+                   origin.empty() ? event.name : fmt::format("{} ({})", event.name, origin),
+                   std::string(model::to_string(event.transition)), is_wake ? "" : place(event),
+                   format_bytes(event.bytes), is_wake ? format_seconds(event.asleep_seconds) : "",
+                   (is_own ? "" : control::user_name(event.asker_uid) + ": ") + event.asked_by});
+    }
+    return events.empty() ? "no sleep and no wake is recorded for this time\n"
+                          : table.text() + fmt::format("{:.{}f} GiB hours given back\n", gib_hours,
+                                                       gib_hours < 1 ? 3 : 1);
 }
 
 } // namespace gpu_sleep::cli

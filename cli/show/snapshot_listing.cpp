@@ -17,7 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 using store::Owner;
 using store::SnapshotName;
-using Align = Table::Align;
 
 constexpr std::string_view k_snapshot_program = "gpu-snapshot";
 
@@ -47,13 +46,7 @@ std::string ratio(Bytes stored, Bytes contents) {
 }
 
 std::string render_extents(const store::SnapshotHeader& header) {
-    Table table({{"EXTENT", Align::right},
-                 {"ADDRESS", Align::right},
-                 {"DEVICE", Align::right},
-                 {"TAG", Align::left},
-                 {"BYTES", Align::right},
-                 {"STORED", Align::right},
-                 {"STORED/BYTES", Align::right}});
+    Table table({">EXTENT", ">ADDRESS", ">DEVICE", "TAG", ">BYTES", ">STORED", ">STORED/BYTES"});
     const auto stored = stored_bytes(header);
     for (std::size_t i = 0; i < stored.size(); ++i) {
         const auto& extent = header.description.extents[i];
@@ -146,13 +139,7 @@ SnapshotFacts look_at(const fs::path& path) {
 
 std::string render(const std::vector<SnapshotFacts>& snapshots, bool extents) {
     if (snapshots.empty()) return "no snapshots\n";
-    Table table({{"SNAPSHOT", Align::left},
-                 {"PID", Align::right},
-                 {"STATE", Align::left},
-                 {"CREATED", Align::left},
-                 {"CONTENTS", Align::right},
-                 {"FILE", Align::right},
-                 {"FILE/CONTENTS", Align::right}});
+    Table table({"SNAPSHOT", ">PID", "STATE", "CREATED", ">CONTENTS", ">FILE", ">FILE/CONTENTS"});
     std::string details;
     for (const auto& facts : snapshots) {
         const auto name = facts.path.filename().string();

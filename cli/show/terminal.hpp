@@ -26,7 +26,7 @@ public:
     ProgressBar(const ProgressBar&) = delete;
     ProgressBar& operator=(const ProgressBar&) = delete;
     /// Wipes the line.
-    ~ProgressBar();
+    ~ProgressBar() { wipe(); }
 
     /// Takes the progress of a process. Draws nothing during the first 200 ms.
     void show(pid_t pid, const model::Progress& progress);

@@ -36,8 +36,6 @@ private:
 class Interruptions {
 public:
     Interruptions() = default;
-    Interruptions(const Interruptions&) = delete;
-    Interruptions& operator=(const Interruptions&) = delete;
     virtual ~Interruptions() = default;
 
     /// Readable when one has come; negative if none can.

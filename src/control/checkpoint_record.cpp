@@ -149,8 +149,4 @@ std::set<pid_t> recorded_processes() {
     return pids;
 }
 
-void CheckpointRecord::remove() const {
-    ::unlinkat(directory_.get(), name_.c_str(), 0);
-}
-
 } // namespace gpu_sleep::control

@@ -26,7 +26,7 @@ Result<std::size_t> place_in(const std::vector<Gpu>& gpus, const std::string& wo
 using Places = std::vector<std::optional<std::size_t>>;
 
 /// Errors: invalid_argument.
-Result<Places> places_of(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus) {
+Result<Places> places_of(const std::vector<GpuPair>& moves, const std::vector<Gpu>& gpus) {
     Places places(gpus.size());
     std::vector<bool> is_taken(gpus.size());
     for (const auto& move : moves) {
@@ -84,16 +84,16 @@ const Gpu* find_gpu(const std::vector<Gpu>& gpus, const std::string& uuid) noexc
     return found == gpus.end() ? nullptr : &*found;
 }
 
-Result<GpuMove> parse_gpu_move(const std::string& text) {
+Result<GpuPair> parse_gpu_move(const std::string& text) {
     const auto equals = text.find('=');
     const bool is_whole = equals != std::string::npos && equals != 0 && equals + 1 != text.size() &&
                           text.find('=', equals + 1) == std::string::npos;
-    if (is_whole) return GpuMove{text.substr(0, equals), text.substr(equals + 1)};
+    if (is_whole) return GpuPair{text.substr(0, equals), text.substr(equals + 1)};
     return make_error(ErrorCode::invalid_argument,
                       "'{}' is not FROM=TO, two GPUs by their numbers or uuids, such as 0=1", text);
 }
 
-Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves, const std::vector<Gpu>& gpus,
+Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuPair>& moves, const std::vector<Gpu>& gpus,
                                             const client::BytesByGpu& needs) {
     const auto typed = GPU_SLEEP_TRY(places_of(moves, gpus));
     auto places = typed;

@@ -15,21 +15,15 @@ namespace gpu_sleep::control {
 [[nodiscard]] const driver::Gpu* find_gpu(const std::vector<driver::Gpu>& gpus,
                                           const std::string& uuid) noexcept;
 
-/// FROM=TO as typed: each a number of NVML's or a uuid.
-struct GpuMove {
-    std::string from;
-    std::string to;
-};
-
-/// Reads "FROM=TO". Errors: invalid_argument.
-[[nodiscard]] Result<GpuMove> parse_gpu_move(const std::string& text);
+/// Reads "FROM=TO": each a number of NVML's or a uuid, as typed. Errors: invalid_argument.
+[[nodiscard]] Result<GpuPair> parse_gpu_move(const std::string& text);
 
 /// The list that the driver takes: all `gpus`, each once on each side. One that has to give its place and was
 /// given none gets that of the last that moves in its chain; nothing of the process may be on it. `needs` is
 /// what the process needs of which GPU; where it is not known, `gpus` alone is looked at. Errors:
 /// invalid_argument (no such GPU; twice the same; not of the same kind; FROM has nothing of the process, or
 /// TO has something that would have to go elsewhere).
-[[nodiscard]] Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuMove>& moves,
+[[nodiscard]] Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuPair>& moves,
                                                           const std::vector<driver::Gpu>& gpus,
                                                           const client::BytesByGpu& needs);
 

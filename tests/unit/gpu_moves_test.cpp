@@ -24,7 +24,7 @@ std::vector<driver::Gpu> machine(int count) {
 }
 
 /// Why `moves` are refused.
-std::string refusal(const std::vector<GpuMove>& moves, const std::vector<driver::Gpu>& gpus,
+std::string refusal(const std::vector<GpuPair>& moves, const std::vector<driver::Gpu>& gpus,
                     const client::BytesByGpu& needs = {}) {
     const auto pairs = plan_gpu_moves(moves, gpus, needs);
     REQUIRE_FALSE(pairs);

@@ -461,13 +461,13 @@ TEST_CASE("Render: long commands are shortened by characters, not bytes", "[rend
 }
 
 TEST_CASE("Render: columns line up, and nothing is left at the ends of lines", "[render]") {
-    Table table({{"A", Table::Align::left}, {"LONG", Table::Align::right}, {"C", Table::Align::left}});
+    Table table({"A", ">LONG", "C"});
     table.add({"\xC3\xBC\xC3\xBC", "1", "x"});
     table.add({"v"});
     CHECK(table.text(1) == " A   LONG  C\n"
                            " \xC3\xBC\xC3\xBC     1  x\n"
                            " v\n");
-    Table foreign({{"NAME", Table::Align::left}, {"B", Table::Align::left}});
+    Table foreign({"NAME", "B"});
     foreign.add({"\xE6\xA8\xA1\xE5\x9E\x8B\xE6\xA8\xA1", "1"}); // three ideographs
     foreign.add({"e\xCC\x81", "2"});
     foreign.add({"\x9B"
