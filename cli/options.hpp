@@ -4,12 +4,8 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "cli/usage.hpp"
 #include "control/command.hpp"
-#include "model/request.hpp"
-
-#include <sys/types.h>
 
 namespace gpu_sleep::cli {
 

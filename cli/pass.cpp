@@ -10,7 +10,6 @@
 #include "cli/show/json.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
-#include "control/gpus.hpp"
 #include "control/history.hpp"
 #include "control/listing.hpp"
 
@@ -29,6 +28,8 @@ namespace policy = control::policy;
 
 namespace {
 
+constexpr const char* k_program = "gpu-reclaim";
+
 /// Says what came of it. Returns the exit status.
 int tell(const PassOptions& options, const policy::Passed& passed) {
     const auto& [outcomes, errors, failure] = passed;
@@ -37,30 +38,30 @@ int tell(const PassOptions& options, const policy::Passed& passed) {
     std::string text;
     int status = exit_status::done;
     for (const auto& outcome : outcomes) {
-        print_error(render_failure(options.program, "put {} to sleep", outcome));
+        print_error(render_failure(k_program, "put {} to sleep", outcome));
         const auto* const report = std::get_if<model::Report>(&outcome.answer);
         if (report && is_told && (does_something(*report) || !options.request.whom.is_for_all()))
             text += render_operation(outcome.process, numbers.in(*report));
         status = worse_of(status, exit_status_of(outcome));
     }
     for (const auto& error : errors) {
-        print_error(fmt::format("{}: {}\n", options.program, error.message));
+        print_error(fmt::format("{}: {}\n", k_program, error.message));
         status = worse_of(status, traits(error.code).exit_status);
     }
     if (failure) {
-        print_error(render_error(options.program, "", *failure));
+        print_error(render_error(k_program, "", *failure));
         status = traits(failure->code).exit_status;
     }
     const auto* const error = failure ? &*failure : errors.empty() ? nullptr : &errors.front();
     if (options.output.json) {
-        auto value = document_of(options.program, outcomes, status);
-        if (error) value["error"] = error_value(options.program, *error);
+        auto value = document_of(k_program, outcomes, status);
+        if (error) value["error"] = error_value(k_program, *error);
         text = written(value) + '\n';
     } else if (is_told && text.empty() && status == exit_status::done)
         text = "nothing to do\n";
     else if (is_told)
         text += render_total(outcomes);
-    return print_result(options.program, text, status);
+    return print_result(k_program, text, status);
 }
 
 std::string words_for(const policy::Policy& policy, const std::string& user) {
@@ -117,9 +118,9 @@ OrderedJson json_of(const policy::Seen& seen) {
             {"reason", seen.decision.reason}};
 }
 
-std::string as_json(const PassOptions& options, const policy::Look& look, const policy::Policies& policies,
+std::string as_json(const policy::Look& look, const policy::Policies& policies,
                     const policy::Budgets& budgets) {
-    auto all = document(options.program, exit_status_of(look.failed));
+    auto all = document(k_program, exit_status_of(look.failed));
     all["files"] = policies.files();
     all["host_budget_bytes"] = budgets.machine ? OrderedJson(*budgets.machine) : OrderedJson();
     for (const auto& each : look.seen) all["processes"].push_back(json_of(each));
@@ -158,12 +159,12 @@ std::string words_for_nobody(const PassOptions& options, const policy::Policies&
 Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies& policies) {
     control::Finder finder;
     auto found = look(finder, policies, options.request.whom);
-    tell_complaints(options.program, policies);
+    tell_complaints(policies);
     if (!found) return found;
     heed_refusals(finder, found->seen);
     for (const auto& each : found->failed) {
         const auto purpose = fmt::format("find out whether {} would sleep", title(each.process));
-        print_error(render_error(options.program, purpose, *client::error_of(each.answer)));
+        print_error(render_error(k_program, purpose, *client::error_of(each.answer)));
     }
     return found;
 }
@@ -234,7 +235,7 @@ std::set<pid_t> notify(const PassOptions& options, const policy::Policies& polic
     std::string problem;
     auto pids = run_notify(policies.notify(), word, lines, problem);
     if (!problem.empty())
-        print_error(fmt::format("{}: {} {}: {}\n", options.program, policies.notify_path(), word, problem));
+        print_error(fmt::format("{}: {} {}: {}\n", k_program, policies.notify_path(), word, problem));
     return pids;
 }
 
@@ -270,15 +271,15 @@ void keep_history(const PassOptions& options, const policy::Passed& passed) {
     for (const auto& outcome : passed.outcomes) processes.push_back(outcome.process);
     if (const auto kept = control::keep_history(control::read_history(processes), control::now_of_history());
         !kept)
-        print_error(fmt::format("{}: the history is not kept: {}\n", options.program, kept.error().message));
+        print_error(fmt::format("{}: the history is not kept: {}\n", k_program, kept.error().message));
 }
 
 } // namespace
 
 int run_pass(const PassOptions& options) {
     control::raise_descriptor_limit();
-    auto policies = load_policies(options.program, options.sources);
-    if (!policies) return tell_failure(options.program, options.output, policies.error());
+    auto policies = load_policies(options.sources);
+    if (!policies) return tell_failure(k_program, options.output, policies.error());
     auto request = options.request;
     if (policies->notify())
         request.spare = [&](const auto& seen) {
@@ -287,36 +288,36 @@ int run_pass(const PassOptions& options) {
     const auto passed = pass(request, *policies);
     if (passed) static_cast<void>(notify(options, *policies, "after", slept(passed->outcomes)));
     if (passed) keep_history(options, *passed);
-    tell_complaints(options.program, *policies);
+    tell_complaints(*policies);
     if (passed) return end_beside_driver(tell(options, *passed));
-    return tell_failure(options.program, options.output, passed.error());
+    return tell_failure(k_program, options.output, passed.error());
 }
 
-void tell_complaints(const std::string& program, policy::Policies& policies) {
+void tell_complaints(policy::Policies& policies) {
     for (const auto& complaint : policies.take_complaints())
-        print_error(fmt::format("{}: {}\n", program, complaint));
+        print_error(fmt::format("{}: {}\n", k_program, complaint));
 }
 
-Result<policy::Policies> load_policies(const std::string& program, const policy::Sources& sources) {
+Result<policy::Policies> load_policies(const policy::Sources& sources) {
     policy::Policies policies;
     auto loaded = policies.load(sources);
-    tell_complaints(program, policies);
+    tell_complaints(policies);
     if (loaded) return policies;
     const auto& message = loaded.error().message;
     const bool is_named = sources.config && message.starts_with(sources.config->native());
     const bool is_contents = loaded.error().code == ErrorCode::invalid_argument;
     return make_error(ErrorCode::invalid_argument, "{}{}{}", is_named ? "--config: " : "", message,
                       is_contents ? "; see man gpu-sleep.toml"
-                      : is_named  ? fmt::format("; see {} --help", program)
+                      : is_named  ? fmt::format("; see {} --help", k_program)
                                   : std::string());
 }
 
 int show_policies(const PassOptions& options) {
     control::raise_descriptor_limit();
-    auto policies = load_policies(options.program, options.sources);
-    if (!policies) return tell_failure(options.program, options.output, policies.error());
+    auto policies = load_policies(options.sources);
+    if (!policies) return tell_failure(k_program, options.output, policies.error());
     auto found = look_and_tell(options, *policies);
-    if (!found) return tell_failure(options.program, {}, found.error());
+    if (!found) return tell_failure(k_program, {}, found.error());
     const auto& whom = options.request.whom;
     const bool has_agents = !found->seen.empty() || !found->failed.empty();
     const auto budgets = policies->budgets(processes_of(*found));
@@ -325,19 +326,18 @@ int show_policies(const PassOptions& options) {
         for (const auto& each : found->seen)
             if (each.report.name.empty()) static_cast<void>(policies->of(each.process, each.process.name));
         policies->complain_of_unused();
-        tell_complaints(options.program, *policies);
+        tell_complaints(*policies);
     }
-    auto text = options.output.json ? as_json(options, *found, *policies, budgets)
-                                    : as_text(*found, *policies, budgets);
+    auto text =
+        options.output.json ? as_json(*found, *policies, budgets) : as_text(*found, *policies, budgets);
     if (!options.output.json && !has_agents) text += words_for_nobody(options, *policies);
-    return print_result(options.program, text, exit_status_of(found->failed));
+    return print_result(k_program, text, exit_status_of(found->failed));
 }
 
 Result<std::map<pid_t, std::string>> describe_policies(const PassOptions& options) {
-    auto policies = load_policies(options.program, options.sources);
-    if (!policies) return std::move(policies).error();
+    auto policies = GPU_SLEEP_TRY(load_policies(options.sources));
     std::map<pid_t, std::string> lines;
-    const auto found = look_and_tell(options, *policies);
+    const auto found = look_and_tell(options, policies);
     if (!found) return lines; // who asks about the process itself says why
     for (const auto& [process, report, policy, decision] : found->seen)
         lines[process.pid] =

@@ -7,23 +7,19 @@
 #include "cli/options.hpp"
 #include "control/policy/pass.hpp"
 
-#include <map>
-
 namespace gpu_sleep::cli {
 
 struct PassOptions {
-    std::string program; ///< for messages
     control::policy::PassRequest request;
     control::policy::Sources sources;
     OutputOptions output;
 };
 
 /// Says on standard error what is wrong with the files of policies, and has not been said before.
-void tell_complaints(const std::string& program, control::policy::Policies& policies);
+void tell_complaints(control::policy::Policies& policies);
 
 /// Policies::load(), and tells the complaints, whatever comes of it. Errors: invalid_argument (a file).
-[[nodiscard]] Result<control::policy::Policies> load_policies(const std::string& program,
-                                                              const control::policy::Sources& sources);
+[[nodiscard]] Result<control::policy::Policies> load_policies(const control::policy::Sources& sources);
 
 /// Gives host memory back until the budgets are kept, then puts to sleep, or further down, what has been idle
 /// for long enough. Says what it did, and why it cannot keep a budget. Returns the exit status.

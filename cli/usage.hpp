@@ -102,3 +102,7 @@ template <class Parse, class T>
                            const std::string& help);
 
 } // namespace gpu_sleep::cli::usage
+
+namespace gpu_sleep {
+namespace usage = cli::usage; // as commands call it
+} // namespace gpu_sleep

@@ -8,26 +8,16 @@
 #include "base/log.hpp"
 #include "base/process.hpp"
 #include "base/sockets.hpp"
-#include "base/units.hpp"
-#include "protocol/messages.hpp"
 
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/time.h>
 
-#include <csignal>
 #include <cstring>
 
 namespace gpu_sleep::agent::server {
 namespace {
-
-/// The socket lies in a directory that only its owner may enter, so whoever gets here is this user, or holds
-/// the capability to pass: root. Root of an outer user namespace shows as the overflow user.
-bool is_allowed(uid_t peer) {
-    return peer == ::geteuid() || peer == 0 || peer == overflow_uid();
-}
 
 /// Sends some of `bytes`, and `descriptor` if there is one; as send(2).
 ssize_t send_some(int socket, std::span<const std::byte> bytes, int descriptor) {
@@ -56,7 +46,9 @@ std::string how_to_go_on(pid_t stopped) {
 
 Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
     const auto peer = peer_of(socket.get());
-    if (!peer || !is_allowed(peer->uid))
+    // The socket lies in a directory that only its owner may enter, so whoever gets here is this user, or
+    // holds the capability to pass: root. Root of an outer user namespace shows as the overflow user.
+    if (!peer || (peer->uid != ::geteuid() && peer->uid != 0 && peer->uid != overflow_uid()))
         return make_error(ErrorCode::not_permitted, "user {} may not control a process of user {}",
                           peer ? peer->uid : 0, ::geteuid());
     constexpr timeval k_send_limit{2, 0};
@@ -80,12 +72,10 @@ Result<void> Connection::receive() {
 }
 
 Result<std::optional<protocol::Request>> Connection::next() {
-    auto frame = reader_.next();
-    if (!frame) return std::move(frame).error();
-    if (!frame->has_value()) return std::optional<protocol::Request>();
-    auto request = protocol::decode_request(**frame);
-    if (!request) return std::move(request).error();
-    return std::optional(*std::move(request));
+    const auto frame = GPU_SLEEP_TRY(reader_.next());
+    if (!frame) return std::optional<protocol::Request>();
+    auto request = GPU_SLEEP_TRY(protocol::decode_request(*frame));
+    return std::optional(std::move(request));
 }
 
 void Connection::answer(const protocol::Reply& reply, int descriptor) {
@@ -131,10 +121,8 @@ bool Connection::tell(const model::Progress& progress) {
 Result<std::optional<model::Directive>> Connection::hear(Milliseconds patience) {
     const auto deadline = Clock::now() + patience;
     for (;;) {
-        const auto request = next();
-        if (!request) return request.error();
-        if (request->has_value()) {
-            if (const auto* said = std::get_if<model::Directive>(&**request)) return std::optional(*said);
+        if (const auto request = GPU_SLEEP_TRY(next())) {
+            if (const auto* said = std::get_if<model::Directive>(&*request)) return std::optional(*said);
             return make_error(ErrorCode::invalid_argument, "a second request came on one connection");
         }
         pollfd peer{fd(), POLLIN, 0};

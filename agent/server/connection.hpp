@@ -5,16 +5,12 @@
 #pragma once
 
 #include "base/fd.hpp"
-#include "base/units.hpp"
 #include "common/named_tracer.hpp"
 #include "protocol/messages.hpp"
 
 #include <sys/socket.h>
-#include <sys/types.h>
 
 #include <memory>
-#include <optional>
-#include <string>
 
 namespace gpu_sleep::agent::server {
 

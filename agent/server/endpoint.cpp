@@ -11,11 +11,8 @@
 #include "model/history.hpp"
 
 #include <sys/random.h>
-#include <sys/socket.h>
 
-#include <algorithm>
 #include <cstring>
-#include <ctime>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -55,9 +52,8 @@ Result<UniqueFd> open_fixed(int tmp, const std::string& name) {
 /// One that follows `fixed` in the order of names: that of another process of this user, or a new one.
 Result<Place> open_spare(int tmp, const std::string& fixed) {
     const auto user = ::geteuid();
-    auto found = find_agent_directories(tmp);
-    if (!found) return std::move(found).error();
-    for (auto& name : found->names[user]) {
+    auto found = GPU_SLEEP_TRY(find_agent_directories(tmp));
+    for (auto& name : found.names[user]) {
         auto shared = name.starts_with(fixed + '.') ? open_private_directory(tmp, name, user) : UniqueFd();
         if (shared) return Place{std::move(shared), std::move(name), true};
     }
@@ -82,9 +78,8 @@ Result<Place> open_place() {
     const UniqueFd tmp(open_file(AT_FDCWD, k_tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!tmp) return errno_error(ErrorCode::io_failed, errno, "open", k_tmp);
     auto fixed = agent_directory(::geteuid()).substr(std::strlen(k_tmp) + 1);
-    auto directory = open_fixed(tmp.get(), fixed);
-    if (!directory) return std::move(directory).error();
-    if (*directory) return Place{*std::move(directory), std::move(fixed)};
+    auto directory = GPU_SLEEP_TRY(open_fixed(tmp.get(), fixed));
+    if (directory) return Place{std::move(directory), std::move(fixed)};
     return open_spare(tmp.get(), fixed);
 }
 
@@ -148,41 +143,38 @@ Result<void> Endpoint::open() {
 }
 
 Result<void> Endpoint::try_to_open() {
-    auto place = open_place();
-    if (!place) return std::move(place).error();
-    const int directory = place->directory.get();
-    auto directory_path = fmt::format("{}/{}", k_tmp, place->name);
+    auto place = GPU_SLEEP_TRY(open_place());
+    const int directory = place.directory.get();
+    auto directory_path = fmt::format("{}/{}", k_tmp, place.name);
     remove_stale_sockets(directory, directory_path);
-    const auto started = own_start_time();
-    if (!started) return started.error();
-    auto name = agent_socket_name(::getpid(), *started);
+    const auto started = GPU_SLEEP_TRY(own_start_time());
+    auto name = agent_socket_name(::getpid(), started);
     path_ = directory_path + "/" + name;
 
     const auto address = unix_address(path_);
     if (!address) return make_error(ErrorCode::io_failed, "{} is too long", path_);
     if (is_another_here(path_, socket_.get(), spare_.get()))
         return make_error(ErrorCode::refused, "another copy of the agent is at work in this process");
-    auto socket = new_socket(path_);
-    if (!socket) return std::move(socket).error();
+    auto socket = GPU_SLEEP_TRY(new_socket(path_));
     ::unlinkat(directory, name.c_str(), 0);
-    if (::bind(socket->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0)
+    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0)
         return errno_error(ErrorCode::io_failed, errno, "bind", path_);
-    if (::fchmodat(directory, name.c_str(), 0600, 0) != 0 || ::listen(socket->get(), SOMAXCONN) != 0)
+    if (::fchmodat(directory, name.c_str(), 0600, 0) != 0 || ::listen(socket.get(), SOMAXCONN) != 0)
         return errno_error(ErrorCode::io_failed, errno, "listen", path_);
     const auto file = FileIdentity::of(directory, name.c_str());
     if (!file) return errno_error(ErrorCode::io_failed, errno, "fstatat", path_);
     file_ = *file;
-    spare_directory_ = place->is_spare ? std::move(directory_path) : std::string();
+    spare_directory_ = place.is_spare ? std::move(directory_path) : std::string();
     {
         const MutexLock lock(mutex_);
-        directory_ = HeldFile(std::move(place->directory));
+        directory_ = HeldFile(std::move(place.directory));
         state_name_ = name + k_state_suffix;
         name_ = std::move(name);
         // A program that this process executed before may have left the file.
         if (!socket_) ::unlinkat(directory_.get(), state_name_.c_str(), 0);
     }
     spare_ = HeldFile(); // of the socket that was
-    socket_ = HeldFile(*std::move(socket));
+    socket_ = HeldFile(std::move(socket));
     keep_spare();
     return {};
 }

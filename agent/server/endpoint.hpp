@@ -4,13 +4,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/fd.hpp"
-#include "base/thread_safety.hpp"
 #include "common/lock_order.hpp"
-
-#include <string>
-#include <string_view>
 
 namespace gpu_sleep::agent::server {
 

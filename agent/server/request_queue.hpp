@@ -5,19 +5,13 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "model/model.hpp"
 
 #include <sys/types.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <functional>
 #include <list>
-#include <optional>
-#include <utility>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::agent::server {
 

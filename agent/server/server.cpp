@@ -4,19 +4,14 @@
 
 #include "server/server.hpp"
 
-#include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/threads.hpp"
-#include "protocol/history.hpp"
-#include "protocol/messages.hpp"
 
 #include <poll.h>
 #include <sched.h>
-#include <sys/socket.h>
 
 #include <future>
-#include <thread>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -40,9 +35,8 @@ void keep_own_root() noexcept {
 
 Result<void> Server::start() {
     if (!is_operating_) { // not yet by an earlier start that failed
-        auto operations = start_quiet_thread(k_work_thread, [this] { operate_for_ever(); });
-        if (!operations) return std::move(operations).error();
-        operations->detach();
+        auto operations = GPU_SLEEP_TRY(start_quiet_thread(k_work_thread, [this] { operate_for_ever(); }));
+        operations.detach();
         is_operating_ = true;
     }
     if (auto opened = endpoint_.open(); !opened) {

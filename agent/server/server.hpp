@@ -4,23 +4,12 @@
 
 #pragma once
 
-#include "base/process.hpp"
-#include "base/thread_safety.hpp"
-#include "common/lock_order.hpp"
-#include "model/history.hpp"
-#include "model/model.hpp"
 #include "server/connection.hpp"
 #include "server/endpoint.hpp"
 #include "server/request_queue.hpp"
 #include "server/shared_memory.hpp"
 
-#include <atomic>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
 #include <pthread.h>
-#include <vector>
 
 namespace gpu_sleep::agent::server {
 

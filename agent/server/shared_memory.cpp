@@ -4,13 +4,10 @@
 
 #include "server/shared_memory.hpp"
 
-#include "base/process.hpp"
 #include "base/sockets.hpp"
-#include "base/units.hpp"
 #include "protocol/messages.hpp"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <cstring>
 
@@ -56,9 +53,8 @@ Result<UniqueFd> connect_to(const ProcessIdentity& process) {
     };
     auto socket = connect_in(agent_directory(user).substr(std::strlen("/tmp/")));
     if (!socket || *socket) return socket;
-    auto found = find_agent_directories(tmp.get());
-    if (!found) return std::move(found).error();
-    for (const auto& directory : found->names[user]) {
+    auto found = GPU_SLEEP_TRY(find_agent_directories(tmp.get()));
+    for (const auto& directory : found.names[user]) {
         socket = connect_in(directory);
         if (!socket || *socket) return socket;
     }
@@ -102,23 +98,19 @@ Result<void> receive(int socket, protocol::FrameReader& reader, UniqueFd& memory
 
 Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::SharedMemoryRequest& request,
                                     Clock::time_point deadline) {
-    const auto socket = connect_to(process);
-    if (!socket) return socket.error();
-    const auto bytes = protocol::encode(protocol::Request(request));
-    if (!bytes) return bytes.error();
-    GPU_SLEEP_TRY(send(socket->get(), *bytes));
+    const auto socket = GPU_SLEEP_TRY(connect_to(process));
+    const auto bytes = GPU_SLEEP_TRY(protocol::encode(protocol::Request(request)));
+    GPU_SLEEP_TRY(send(socket.get(), bytes));
     protocol::FrameReader reader;
     SharedMemory answer;
     for (;;) {
-        GPU_SLEEP_TRY(wait_for(socket->get(), deadline));
-        GPU_SLEEP_TRY(receive(socket->get(), reader, answer.memory));
-        auto frame = reader.next();
-        if (!frame) return std::move(frame).error();
-        if (!frame->has_value()) continue;
-        auto reply = protocol::decode_reply(**frame);
-        if (!reply) return std::move(reply).error();
-        if (auto* failure = std::get_if<model::Failure>(&*reply)) return std::move(failure->error);
-        const auto* shared = std::get_if<model::SharedMemory>(&*reply);
+        GPU_SLEEP_TRY(wait_for(socket.get(), deadline));
+        GPU_SLEEP_TRY(receive(socket.get(), reader, answer.memory));
+        const auto frame = GPU_SLEEP_TRY(reader.next());
+        if (!frame) continue;
+        auto reply = GPU_SLEEP_TRY(protocol::decode_reply(*frame));
+        if (auto* failure = std::get_if<model::Failure>(&reply)) return std::move(failure->error);
+        const auto* shared = std::get_if<model::SharedMemory>(&reply);
         const bool wants_memory = request.question <= model::SharingQuestion::wake ||
                                   request.question == model::SharingQuestion::exported;
         if (!shared || (wants_memory && !answer.memory))

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
 #include "base/process.hpp"
 #include "model/request.hpp"
 

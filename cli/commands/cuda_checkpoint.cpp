@@ -12,16 +12,13 @@
 #include "control/driver_engine.hpp"
 
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <sstream>
 
 using namespace gpu_sleep;
 
 namespace {
 
-namespace usage = cli::usage;
 using checkpoint::State;
 using control::Checkpoint;
 using control::Process;
@@ -161,10 +158,8 @@ Result<void> act(const Checkpoint& driver, const Process& process, std::string_v
     if (action == "checkpoint") return driver.checkpoint(process.pid);
     if (action == "restore") {
         std::vector<GpuPair> pairs;
-        for (const auto& word : typed.device_map) {
-            const auto move = GPU_SLEEP_TRY(control::parse_gpu_move(word));
-            pairs.push_back({move.from, move.to});
-        }
+        for (const auto& word : typed.device_map)
+            pairs.push_back(GPU_SLEEP_TRY(control::parse_gpu_move(word)));
         GPU_SLEEP_TRY(driver.initialise());
         return driver.restore(process.pid, pairs);
     }

@@ -3,7 +3,6 @@
 // gpu-doctor: says what this machine, its driver and a process can and cannot do, why, and what to do about
 // it.
 
-#include "base/files.hpp"
 #include "cli/doctor/diagnosis.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
@@ -13,8 +12,6 @@
 using namespace gpu_sleep;
 
 namespace {
-
-namespace usage = cli::usage;
 
 constexpr const char* k_program = "gpu-doctor";
 constexpr const char* k_examples =

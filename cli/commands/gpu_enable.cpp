@@ -4,22 +4,16 @@
 // back.
 
 #include "base/text.hpp"
-#include "cli/login/containers.hpp"
 #include "cli/login/environment.hpp"
 #include "cli/options.hpp"
 #include "cli/preload.hpp"
 #include "cli/show/output.hpp"
-#include "model/report.hpp"
-
-#include <unistd.h>
 
 using namespace gpu_sleep;
 
 namespace {
 
 namespace fs = std::filesystem;
-namespace usage = cli::usage;
-
 constexpr const char* k_program = "gpu-enable";
 constexpr const char* k_examples = "  gpu-enable user            programs of your later logins can sleep\n"
                                    "  gpu-enable user --off      undo that\n"

@@ -16,8 +16,6 @@ using namespace gpu_sleep;
 
 namespace {
 
-namespace usage = cli::usage;
-
 constexpr const char* k_examples =
     "  gpu-inhibit 4242                       refuses sleeps until it is released\n"
     "  gpu-inhibit --for 4h llama             for four hours\n"

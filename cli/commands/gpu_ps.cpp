@@ -2,32 +2,21 @@
 // Copyright the gpu-sleep authors.
 // gpu-ps: lists the processes that can be put to sleep, and how they stand.
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
-#include "base/files.hpp"
-#include "base/process.hpp"
 #include "base/text.hpp"
 #include "cli/options.hpp"
 #include "cli/show/json.hpp"
-#include "cli/show/live_table.hpp"
-#include "cli/show/metrics.hpp"
-#include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
 #include "control/dispatch.hpp"
-#include "control/gpus.hpp"
 #include "control/history.hpp"
 #include "control/listing.hpp"
 #include "doctor/diagnosis.hpp"
-#include "driver/management.hpp"
 
 #include <ctime>
 
 using namespace gpu_sleep;
 
 namespace {
-
-namespace usage = cli::usage;
 
 constexpr const char* k_examples =
     "  gpu-ps                         all processes that this user may put to sleep\n"
@@ -108,13 +97,11 @@ struct Listed {
     bool is_empty = false; ///< of what was asked for by pid or name, nothing is there
 };
 
-bool is_absent(const control::Outcome& outcome) {
-    const auto* error = std::get_if<Error>(&outcome.answer);
-    return error && traits(error->code).exit_status == exit_status::no_process;
-}
-
 bool is_all_absent(const std::vector<control::Outcome>& outcomes) {
-    return std::ranges::all_of(outcomes, is_absent);
+    return std::ranges::all_of(outcomes, [](const control::Outcome& outcome) {
+        const auto* error = std::get_if<Error>(&outcome.answer);
+        return error && traits(error->code).exit_status == exit_status::no_process;
+    });
 }
 
 /// Writes a listing of `status`.
@@ -218,11 +205,10 @@ Result<void> replace_file(const std::filesystem::path& path, std::string_view te
     UniqueFd directory(::open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!directory) return file_error(errno, "open", path);
     // Collectors read what ends in .prom, and its temporary name does not.
-    auto file = WholeFile::replace(std::move(directory), path.filename().string(), path);
-    if (!file) return std::move(file).error();
-    GPU_SLEEP_TRY(file->write(text));
-    if (::fchmod(file->fd(), k_readable_by_all) != 0) return file_error(errno, "fchmod", path);
-    return file->commit(false);
+    auto file = GPU_SLEEP_TRY(WholeFile::replace(std::move(directory), path.filename().string(), path));
+    GPU_SLEEP_TRY(file.write(text));
+    if (::fchmod(file.fd(), k_readable_by_all) != 0) return file_error(errno, "fchmod", path);
+    return file.commit(false);
 }
 
 /// Writes metrics once. Who does not answer is counted there.

@@ -3,21 +3,16 @@
 // gpu-reclaim: puts to sleep what has been idle, or says why not.
 
 #include "cli/command_run.hpp"
-#include "cli/need.hpp"
-#include "cli/options.hpp"
 #include "cli/pass.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
 #include "control/listing.hpp"
-#include "control/policy/decision.hpp"
 
 using namespace gpu_sleep;
 
 namespace {
 
 namespace policy = control::policy;
-namespace usage = cli::usage;
-
 constexpr const char* k_examples =
     "  gpu-reclaim                 processes idle for 15 min, or by gpu-sleep.toml\n"
     "  gpu-reclaim --idle 1h       processes idle for an hour sleep until used\n"
@@ -101,7 +96,7 @@ usage::Table table_of(Typed& typed) {
 
 /// Room on a GPU, by sleeps that heed the policy of each process.
 int make_room(const Typed& typed, const model::SleepRequest& request, const policy::Sources& sources) {
-    auto policies = cli::load_policies(k_program, sources);
+    auto policies = cli::load_policies(sources);
     if (!policies) return cli::tell_failure(k_program, typed.output, policies.error());
     control::Need need{*typed.need, typed.gpu, typed.target, typed.whom.user, request};
     need.until = Clock::now() + typed.wait.value_or(Milliseconds(0));
@@ -111,7 +106,7 @@ int make_room(const Typed& typed, const model::SleepRequest& request, const poli
         if (!asked.min_awake) asked.min_awake = model::WakeRequest().min_awake;
     };
     const int status = cli::run_need(need, typed.output);
-    cli::tell_complaints(k_program, *policies);
+    cli::tell_complaints(*policies);
     return status;
 }
 
@@ -122,7 +117,7 @@ int run(const Typed& typed) {
     auto whom = typed.whom;
     if (!typed.target.empty()) whom.words.push_back(typed.target);
     const cli::PassOptions options{
-        k_program, {std::move(whom), typed.dry_run, typed.timeout}, std::move(sources), typed.output};
+        {std::move(whom), typed.dry_run, typed.timeout}, std::move(sources), typed.output};
     if (typed.is_about_policies()) return show_policies(options);
     if (typed.is_by_policies()) return run_pass(options);
     model::SleepRequest request;

@@ -2,17 +2,13 @@
 // Copyright the gpu-sleep authors.
 // gpu-run: starts a command with the agent inside, by preloading it.
 
-#include "base/error.hpp"
-#include "base/process.hpp"
 #include "base/text.hpp"
+#include "cli/command_run.hpp"
 #include "cli/http/door.hpp"
-#include "cli/need.hpp"
-#include "cli/options.hpp"
 #include "cli/preload.hpp"
 #include "cli/show/output.hpp"
 #include "model/allocation_rules.hpp"
 #include "model/environment.hpp"
-#include "model/request.hpp"
 
 #include <fmt/format.h>
 
@@ -24,8 +20,6 @@ using namespace gpu_sleep;
 namespace {
 
 namespace environment = model::environment;
-namespace usage = cli::usage;
-
 constexpr const char* k_examples =
     "  gpu-run --name llama -- python3 serve.py  then: gpu-sleep llama\n"
     "  gpu-run --on-touch wake -- ./serve        its GPU work wakes it\n"
@@ -238,9 +232,10 @@ int run(const RunOptions& options, std::vector<std::string> command) {
         return print_error(refusal->message, refusal->exit_status);
     std::error_code failure;
     const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
-    const auto agent = cli::find_agent(self.parent_path().native());
+    const auto agent = cli::find_library(self.parent_path().native(), cli::k_agent_library);
     if (!agent) return print_error(agent.error().message, exit_status::failed_awake);
-    const auto audit = options.audit ? cli::find_audit(self.parent_path().native()) : std::string();
+    const auto audit =
+        options.audit ? cli::find_library(self.parent_path().native(), cli::k_audit_library) : std::string();
     if (!audit) return print_error(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
 

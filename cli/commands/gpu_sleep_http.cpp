@@ -2,13 +2,10 @@
 // Copyright the gpu-sleep authors.
 // gpu-sleep-http: a door to a program for the controllers of model servers, which speak HTTP.
 
-#include "base/error.hpp"
 #include "base/files.hpp"
-#include "base/process.hpp"
 #include "cli/command_run.hpp"
 #include "cli/http/door.hpp"
 #include "cli/http/server.hpp"
-#include "cli/options.hpp"
 #include "cli/show/output.hpp"
 
 #include <fmt/format.h>
@@ -20,8 +17,6 @@ using namespace gpu_sleep;
 namespace {
 
 namespace http = cli::http;
-namespace usage = cli::usage;
-
 constexpr const char* k_name = "gpu-sleep-http";
 constexpr const char* k_examples =
     "  gpu-sleep-http 4242 --http 8080           curl -X POST localhost:8080/sleep\n"
@@ -67,51 +62,41 @@ std::string complete(ServeOptions& options) {
 /// The process whose end is that of the door: the one that was named by its pid.
 Result<UniqueFd> open_process(const control::Selection& whom) {
     if (whom.words.empty() || !model::is_number(whom.words.front())) return UniqueFd();
-    const auto process = control::find_process(control::Finder(), whom.words.front(), whom.user);
-    if (!process) return process.error();
-    UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, process->pid, 0)));
-    if (!fd) return make_error(ErrorCode::no_process, "process {} has ended", control::title(*process));
+    const auto process =
+        GPU_SLEEP_TRY(control::find_process(control::Finder(), whom.words.front(), whom.user));
+    UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
+    if (!fd) return make_error(ErrorCode::no_process, "process {} has ended", control::title(process));
     return fd;
 }
 
-/// Until a signal comes, or the process has ended.
-void await_end(cli::Signals& signals, const UniqueFd& process) {
-    std::array<pollfd, 2> polled{pollfd{signals.fd(), POLLIN, 0}, pollfd{process.get(), POLLIN, 0}};
-    while (!signals.has_come() && polled[1].revents == 0) ::poll(polled.data(), polled.size(), -1);
-}
-
-int run(ServeOptions& options) {
-    const auto fail = [](const Error& error) { return cli::tell_failure(k_name, {}, error); };
+Result<void> run(ServeOptions& options) {
     auto& door = options.door;
     constexpr Milliseconds k_wait_for_room{10'000}; // as gpu-wake
     const auto wait = options.wait.value_or(options.make_room ? k_wait_for_room : Milliseconds(0));
     http::Backend backend(
         options.whom, {wait, options.make_room, options.min_awake.value_or(model::WakeRequest().min_awake)});
-    const auto process = open_process(options.whom);
-    if (!process) return fail(process.error());
-    if (!*process) // else it may be about to use the GPU only
-        if (const auto found = backend.ask(); !found) return fail(found.error());
+    const auto process = GPU_SLEEP_TRY(open_process(options.whom));
+    if (!process) // else it may be about to use the GPU only
+        if (const auto found = backend.ask(); !found) return found.error();
     control::raise_descriptor_limit();
     std::signal(SIGPIPE, SIG_IGN);
     cli::Signals signals;
-    auto listener = http::listen_on(*door.address);
-    if (!listener) return fail(listener.error());
+    auto listener = GPU_SLEEP_TRY(http::listen_on(*door.address));
     const bool is_unix = door.address->is_unix();
     const http::Ends itself{door.address->endpoint, {door.address->endpoint.ip, 0}};
     if (!is_unix && door.token.empty() && !http::user_of(itself))
-        return fail(
-            make_error(ErrorCode::io_failed,
-                       "the kernel does not say which user calls, for it was built without inet_diag: "
-                       "use a token, or a Unix socket"));
+        return make_error(ErrorCode::io_failed,
+                          "the kernel does not say which user calls, for it was built without inet_diag: use "
+                          "a token, or a Unix socket");
     const auto owner =
         http::known_owner(::geteuid(), overflow_uid(), read_small_file("/proc/self/uid_map").value_or(""));
-    const auto server = http::serve(
-        *std::move(listener), http::Admission(is_unix, owner, std::move(door.token)), std::move(backend));
-    if (!server) return fail(server.error());
+    const auto server = GPU_SLEEP_TRY(http::serve(
+        std::move(listener), http::Admission(is_unix, owner, std::move(door.token)), std::move(backend)));
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
-    await_end(signals, *process);
+    std::array<pollfd, 2> polled{pollfd{signals.fd(), POLLIN, 0}, pollfd{process.get(), POLLIN, 0}};
+    while (!signals.has_come() && polled[1].revents == 0) ::poll(polled.data(), polled.size(), -1);
     http::remove_file(*door.address);
-    return exit_status::done;
+    return {};
 }
 
 } // namespace
@@ -120,5 +105,6 @@ int main(int argc, char** argv) {
     ServeOptions options;
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
     if (const auto text = complete(options); !text.empty()) return cli::usage_error(k_name, text, false);
-    return cli::end_beside_driver(run(options));
+    const auto done = run(options);
+    return cli::end_beside_driver(done ? exit_status::done : cli::tell_failure(k_name, {}, done.error()));
 }

@@ -8,8 +8,6 @@ using namespace gpu_sleep;
 
 namespace {
 
-namespace usage = cli::usage;
-
 constexpr const char* k_program = "gpu-switch";
 constexpr const char* k_examples =
     "  gpu-switch llama            wakes llama; puts others to sleep for it\n"

@@ -8,8 +8,6 @@ using namespace gpu_sleep;
 
 namespace {
 
-namespace usage = cli::usage;
-
 constexpr const char* k_program = "gpu-wake";
 constexpr const char* k_examples = "  gpu-wake 4242                  everything back, at the same addresses\n"
                                    "  gpu-wake 4242 --tags weights   the weights alone\n"

@@ -4,11 +4,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "doctor/diagnosis.hpp"
-
-#include <functional>
 
 namespace gpu_sleep::cli::doctor {
 

@@ -5,14 +5,12 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "cli/http/address.hpp"
 #include "cli/http/routes.hpp"
 
 #include <sys/types.h>
 
 #include <condition_variable>
-#include <cstddef>
 #include <list>
 #include <mutex>
 #include <stop_token>

@@ -5,7 +5,7 @@
 #include "cli/http/backend.hpp"
 
 #include "cli/show/json.hpp"
-#include "cli/show/metrics.hpp"
+#include "cli/show/render.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -174,9 +174,8 @@ Result<control::Dispatch> Backend::find(protocol::Request request) const {
 }
 
 Backend::Outcomes Backend::ask() const {
-    auto found = find();
-    if (!found) return std::move(found).error();
-    return found->ask_status(k_patience);
+    auto found = GPU_SLEEP_TRY(find());
+    return found.ask_status(k_patience);
 }
 
 Answer Backend::look(const Route& route, const Outcomes& outcomes) {

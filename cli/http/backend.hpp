@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "cli/http/routes.hpp"
 #include "control/dispatch.hpp"
 

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "cli/http/address.hpp"
 #include "cli/usage.hpp"
 

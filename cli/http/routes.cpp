@@ -207,9 +207,7 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
             if (!json.contains(name)) json[name] = value;
     Wish wish{route.level};
     if (route.action == Action::call) {
-        auto call = read_call(route, query, json, body);
-        if (!call) return call.error();
-        wish.call = *std::move(call);
+        wish.call = GPU_SLEEP_TRY(read_call(route, query, json, body));
         wish.is_optional =
             method == "GET"; // slime has each server flush its cache, and waits until it is 200
         return wish;
@@ -230,9 +228,7 @@ Result<Wish> read_wish(const Route& route, std::string_view method, const Query&
         }
     if (wish.level == Level::drop && method != "POST")
         return make_error(ErrorCode::invalid_argument, "level 2 drops contents, and needs POST");
-    auto tags = read_tags(*route.dialect, values_of("tags", query, json));
-    if (!tags) return tags.error();
-    wish.tags = *std::move(tags);
+    wish.tags = GPU_SLEEP_TRY(read_tags(*route.dialect, values_of("tags", query, json)));
     if (const auto given = json.find("tags");
         route.dialect->needs_tags && wish.tags.empty() && given != json.end() && !given->is_null())
         return make_error(ErrorCode::invalid_argument, "tags: the list is empty; omit it for all tags");

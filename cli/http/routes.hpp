@@ -5,10 +5,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "model/model.hpp"
-
-#include <span>
 
 namespace gpu_sleep::cli::http {
 

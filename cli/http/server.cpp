@@ -119,30 +119,167 @@ class Door {
 public:
     Door(Admission admission, Backend backend)
         : admission_(std::move(admission)), backend_(std::move(backend)) {}
-    Door(const Door&) = delete;
-    Door& operator=(const Door&) = delete;
-    ~Door();
+    ~Door() {
+        withdrawal_.raise();
+        if (!daemon_) return;
+        const UniqueFd listener(MHD_quiesce_daemon(daemon_));
+        for (auto* lane : {&probes_, &looks_, &measures_, &changes_}) lane->close();
+        MHD_stop_daemon(daemon_); // which may have no suspended connections
+    }
 
-    [[nodiscard]] Result<void> listen(UniqueFd listener);
+    Result<void> listen(UniqueFd listener) {
+        constexpr unsigned k_flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+        daemon_ = MHD_start_daemon(k_flags, 0, nullptr, nullptr, answer, this, MHD_OPTION_LISTEN_SOCKET,
+                                   listener.get(), MHD_OPTION_CONNECTION_LIMIT, k_most_connections,
+                                   MHD_OPTION_CONNECTION_MEMORY_LIMIT, k_most_headers,
+                                   MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_CONNECTION, noticed,
+                                   this, MHD_OPTION_NOTIFY_COMPLETED, completed, this, MHD_OPTION_END);
+        if (!daemon_) return make_error(ErrorCode::io_failed, "libmicrohttpd cannot serve the socket");
+        static_cast<void>(listener.release()); // the library closes it
+        return {};
+    }
 
 private:
-    static MHD_Result answer(void* door, MHD_Connection* connection, const char* url, const char* method,
-                             const char* version, const char* upload, std::size_t* upload_size,
-                             void** exchange);
-    static void completed(void* door, MHD_Connection* connection, void** exchange,
-                          MHD_RequestTerminationCode how);
     static void noticed(void* door, MHD_Connection* connection, void** context,
-                        MHD_ConnectionNotificationCode what);
+                        MHD_ConnectionNotificationCode what) {
+        auto& self = *static_cast<Door*>(door);
+        auto& connections = self.connections_;
+        if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+            if (*context) connections.remove(static_cast<Connection*>(*context));
+            return;
+        }
+        const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        const int socket = info->connect_fd;
+        *context = connections.add(socket, self.admission_.knows(ends_of(socket)), k_for_headers);
+    }
 
-    [[nodiscard]] MHD_Result reply(MHD_Connection* connection, const Exchange& exchange, Answer answer);
+    static void completed(void* door, MHD_Connection* connection, void** exchange,
+                          MHD_RequestTerminationCode /*how*/) {
+        delete static_cast<Exchange*>(std::exchange(*exchange, nullptr));
+        static_cast<Door*>(door)->connections_.limit(context_of(connection), k_for_rest);
+    }
+
+    /// The library calls it once the headers are whole, for each part of the body, after the body, and once
+    /// the connection is resumed.
+    static MHD_Result answer(void* door, MHD_Connection* connection, const char* url, const char* method,
+                             const char* /*version*/, const char* upload, std::size_t* upload_size,
+                             void** exchange) {
+        auto& self = *static_cast<Door*>(door);
+        if (!*exchange) {
+            auto* const begun = new Exchange;
+            *exchange = begun;
+            self.connections_.limit(context_of(connection), k_for_rest);
+            auto refused = self.refuse(connection, method, url, *begun);
+            return refused ? self.reply(connection, *begun, *std::move(refused)) : MHD_YES;
+        }
+        auto& its = *static_cast<Exchange*>(*exchange);
+        if (*upload_size > 0) {
+            if (its.body.size() <= k_longest_body) its.body.append(upload, *upload_size);
+            *upload_size = 0;
+            return MHD_YES;
+        }
+        return its.answer ? self.reply(connection, its, *its.answer) : self.serve(connection, method, its);
+    }
+
+    /// What needs nothing but the headers.
+    std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method, std::string_view path,
+                                 Exchange& exchange) {
+        const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
+                              header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
+                              MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
+                              header(connection, "Sec-Fetch-Site")};
+        if (is_ambiguous(connection))
+            return refusal(k_bad_request, ErrorCode::invalid_argument,
+                           "it is ambiguous where this request ends",
+                           "send one Host, and one Content-Length or Transfer-Encoding: chunked");
+        exchange.route = find_route(path);
+        auto refused = admission_.check(context_of(connection).is_known, headers);
+        exchange.is_admitted = !refused;
+        if (exchange.is_admitted) connections_.admit(context_of(connection));
+        // Probes can send no token. To pages it tells nothing all the same.
+        if (exchange.route && exchange.route->action == Action::live)
+            refused = admission_.check(true, headers);
+        if (refused) return refused;
+        if (!exchange.route)
+            return refusal(k_not_found, ErrorCode::invalid_argument, "there is no such route",
+                           known_routes());
+        if (!takes(*exchange.route, method))
+            return refusal(k_wrong_method, ErrorCode::invalid_argument,
+                           "this route does not take this method",
+                           fmt::format("{} takes {}", path, exchange.route->methods));
+        return std::nullopt;
+    }
+
+    MHD_Result reply(MHD_Connection* connection, const Exchange& exchange, Answer answer) {
+        connections_.limit(context_of(connection), k_for_rest);
+        auto* const response =
+            MHD_create_response_from_buffer(answer.body.size(), answer.body.data(), MHD_RESPMEM_MUST_COPY);
+        if (!response) return MHD_NO;
+        const auto add = [&](const char* name, const std::string& value) {
+            MHD_add_response_header(response, name, value.c_str());
+        };
+        add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
+        add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
+        if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+        if (!exchange.is_admitted) add(MHD_HTTP_HEADER_CONNECTION, "close");
+        if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
+        if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(exchange.route->methods));
+        const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
+        MHD_destroy_response(response);
+        return queued;
+    }
+
     /// Answers at once what takes no time, and has a lane do the rest.
-    [[nodiscard]] MHD_Result serve(MHD_Connection* connection, std::string_view method, Exchange& exchange);
-    [[nodiscard]] std::optional<Answer> refuse(MHD_Connection* connection, std::string_view method,
-                                               std::string_view path, Exchange& exchange);
+    MHD_Result serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
+        const auto& route = *exchange.route;
+        if (exchange.body.size() > k_longest_body)
+            return reply(connection, exchange,
+                         refusal(k_too_large, ErrorCode::invalid_argument,
+                                 fmt::format("a body has at most {} bytes", k_longest_body)));
+        Result<Wish> wish = Wish();
+        if (is_change(route.action)) wish = read_wish(route, method, query_of(connection), exchange.body);
+        if (!wish) return reply(connection, exchange, answer_of(k_bad_request, wish.error()));
+        connections_.limit(context_of(connection), std::nullopt);
+        MHD_suspend_connection(connection); // first: the lane may be quick
+        const auto add = [connection, &exchange](Lane& lane, auto work) {
+            return lane.add([connection, &exchange, work = std::move(work)] {
+                exchange.answer = work();
+                MHD_resume_connection(connection);
+            });
+        };
+        const auto change = [this, &route, wish = *std::move(wish)] {
+            return withdrawal_.has_come() ? ending() : backend_.change(route, wish, withdrawal_);
+        };
+        if (is_change(route.action)           ? add(changes_, change)
+            : route.action == Action::measure ? add(measures_, [this] { return backend_.measure(); })
+            : route.action == Action::live    ? add(probes_, [this] { return backend_.probe(); })
+                                              : add_look(connection, exchange))
+            return MHD_YES;
+        exchange.answer = ending();
+        MHD_resume_connection(connection);
+        return MHD_YES;
+    }
 
-    [[nodiscard]] bool add_look(MHD_Connection* connection, Exchange& exchange);
+    bool add_look(MHD_Connection* connection, Exchange& exchange) {
+        const std::lock_guard guard(looking_);
+        if (waiting_looks_.empty() && !looks_.add([this] { look(); })) return false;
+        waiting_looks_.emplace_back(connection, &exchange);
+        return true;
+    }
+
     /// Asks once how the program stands, and answers all that wait to know.
-    void look();
+    void look() {
+        std::vector<std::pair<MHD_Connection*, Exchange*>> looks;
+        {
+            const std::lock_guard guard(looking_);
+            looks.swap(waiting_looks_);
+        }
+        const auto outcomes = backend_.ask();
+        for (const auto& [connection, exchange] : looks) {
+            exchange->answer = Backend::look(*exchange->route, outcomes);
+            MHD_resume_connection(connection);
+        }
+    }
 
     const Admission admission_;
     const Backend backend_;
@@ -154,161 +291,6 @@ private:
     // The last, for their jobs use the others.
     Lane probes_, looks_, measures_, changes_;
 };
-
-Result<void> Door::listen(UniqueFd listener) {
-    constexpr unsigned k_flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
-    daemon_ =
-        MHD_start_daemon(k_flags, 0, nullptr, nullptr, answer, this, MHD_OPTION_LISTEN_SOCKET, listener.get(),
-                         MHD_OPTION_CONNECTION_LIMIT, k_most_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                         k_most_headers, MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_CONNECTION,
-                         noticed, this, MHD_OPTION_NOTIFY_COMPLETED, completed, this, MHD_OPTION_END);
-    if (!daemon_) return make_error(ErrorCode::io_failed, "libmicrohttpd cannot serve the socket");
-    static_cast<void>(listener.release()); // the library closes it
-    return {};
-}
-
-Door::~Door() {
-    withdrawal_.raise();
-    if (!daemon_) return;
-    const UniqueFd listener(MHD_quiesce_daemon(daemon_));
-    for (auto* lane : {&probes_, &looks_, &measures_, &changes_}) lane->close();
-    MHD_stop_daemon(daemon_); // which may have no suspended connections
-}
-
-void Door::noticed(void* door, MHD_Connection* connection, void** context,
-                   MHD_ConnectionNotificationCode what) {
-    auto& self = *static_cast<Door*>(door);
-    auto& connections = self.connections_;
-    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
-        if (*context) connections.remove(static_cast<Connection*>(*context));
-        return;
-    }
-    const auto* const info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    const int socket = info->connect_fd;
-    *context = connections.add(socket, self.admission_.knows(ends_of(socket)), k_for_headers);
-}
-
-void Door::completed(void* door, MHD_Connection* connection, void** exchange,
-                     MHD_RequestTerminationCode /*how*/) {
-    delete static_cast<Exchange*>(std::exchange(*exchange, nullptr));
-    static_cast<Door*>(door)->connections_.limit(context_of(connection), k_for_rest);
-}
-
-/// The library calls it once the headers are whole, for each part of the body, after the body, and once the
-/// connection is resumed.
-MHD_Result Door::answer(void* door, MHD_Connection* connection, const char* url, const char* method,
-                        const char* /*version*/, const char* upload, std::size_t* upload_size,
-                        void** exchange) {
-    auto& self = *static_cast<Door*>(door);
-    if (!*exchange) {
-        auto* const begun = new Exchange;
-        *exchange = begun;
-        self.connections_.limit(context_of(connection), k_for_rest);
-        auto refused = self.refuse(connection, method, url, *begun);
-        return refused ? self.reply(connection, *begun, *std::move(refused)) : MHD_YES;
-    }
-    auto& its = *static_cast<Exchange*>(*exchange);
-    if (*upload_size > 0) {
-        if (its.body.size() <= k_longest_body) its.body.append(upload, *upload_size);
-        *upload_size = 0;
-        return MHD_YES;
-    }
-    return its.answer ? self.reply(connection, its, *its.answer) : self.serve(connection, method, its);
-}
-
-/// What needs nothing but the headers.
-std::optional<Answer> Door::refuse(MHD_Connection* connection, std::string_view method, std::string_view path,
-                                   Exchange& exchange) {
-    const Headers headers{header(connection, MHD_HTTP_HEADER_HOST),
-                          header(connection, MHD_HTTP_HEADER_AUTHORIZATION),
-                          MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Origin") != nullptr,
-                          header(connection, "Sec-Fetch-Site")};
-    if (is_ambiguous(connection))
-        return refusal(k_bad_request, ErrorCode::invalid_argument, "it is ambiguous where this request ends",
-                       "send one Host, and one Content-Length or Transfer-Encoding: chunked");
-    exchange.route = find_route(path);
-    auto refused = admission_.check(context_of(connection).is_known, headers);
-    exchange.is_admitted = !refused;
-    if (exchange.is_admitted) connections_.admit(context_of(connection));
-    // Probes can send no token. To pages it tells nothing all the same.
-    if (exchange.route && exchange.route->action == Action::live) refused = admission_.check(true, headers);
-    if (refused) return refused;
-    if (!exchange.route)
-        return refusal(k_not_found, ErrorCode::invalid_argument, "there is no such route", known_routes());
-    if (!takes(*exchange.route, method))
-        return refusal(k_wrong_method, ErrorCode::invalid_argument, "this route does not take this method",
-                       fmt::format("{} takes {}", path, exchange.route->methods));
-    return std::nullopt;
-}
-
-MHD_Result Door::reply(MHD_Connection* connection, const Exchange& exchange, Answer answer) {
-    connections_.limit(context_of(connection), k_for_rest);
-    auto* const response =
-        MHD_create_response_from_buffer(answer.body.size(), answer.body.data(), MHD_RESPMEM_MUST_COPY);
-    if (!response) return MHD_NO;
-    const auto add = [&](const char* name, const std::string& value) {
-        MHD_add_response_header(response, name, value.c_str());
-    };
-    add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
-    add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
-    if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    if (!exchange.is_admitted) add(MHD_HTTP_HEADER_CONNECTION, "close");
-    if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
-    if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(exchange.route->methods));
-    const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
-    MHD_destroy_response(response);
-    return queued;
-}
-
-MHD_Result Door::serve(MHD_Connection* connection, std::string_view method, Exchange& exchange) {
-    const auto& route = *exchange.route;
-    if (exchange.body.size() > k_longest_body)
-        return reply(connection, exchange,
-                     refusal(k_too_large, ErrorCode::invalid_argument,
-                             fmt::format("a body has at most {} bytes", k_longest_body)));
-    Result<Wish> wish = Wish();
-    if (is_change(route.action)) wish = read_wish(route, method, query_of(connection), exchange.body);
-    if (!wish) return reply(connection, exchange, answer_of(k_bad_request, wish.error()));
-    connections_.limit(context_of(connection), std::nullopt);
-    MHD_suspend_connection(connection); // first: the lane may be quick
-    const auto add = [connection, &exchange](Lane& lane, auto work) {
-        return lane.add([connection, &exchange, work = std::move(work)] {
-            exchange.answer = work();
-            MHD_resume_connection(connection);
-        });
-    };
-    const auto change = [this, &route, wish = *std::move(wish)] {
-        return withdrawal_.has_come() ? ending() : backend_.change(route, wish, withdrawal_);
-    };
-    if (is_change(route.action)           ? add(changes_, change)
-        : route.action == Action::measure ? add(measures_, [this] { return backend_.measure(); })
-        : route.action == Action::live    ? add(probes_, [this] { return backend_.probe(); })
-                                          : add_look(connection, exchange))
-        return MHD_YES;
-    exchange.answer = ending();
-    MHD_resume_connection(connection);
-    return MHD_YES;
-}
-
-bool Door::add_look(MHD_Connection* connection, Exchange& exchange) {
-    const std::lock_guard guard(looking_);
-    if (waiting_looks_.empty() && !looks_.add([this] { look(); })) return false;
-    waiting_looks_.emplace_back(connection, &exchange);
-    return true;
-}
-
-void Door::look() {
-    std::vector<std::pair<MHD_Connection*, Exchange*>> looks;
-    {
-        const std::lock_guard guard(looking_);
-        looks.swap(waiting_looks_);
-    }
-    const auto outcomes = backend_.ask();
-    for (const auto& [connection, exchange] : looks) {
-        exchange->answer = Backend::look(*exchange->route, outcomes);
-        MHD_resume_connection(connection);
-    }
-}
 
 } // namespace
 

@@ -4,24 +4,14 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
-#include "base/units.hpp"
 #include "cli/http/admission.hpp"
 #include "cli/http/backend.hpp"
-
-#include <deque>
-#include <functional>
-#include <memory>
 
 namespace gpu_sleep::cli::http {
 
 /// Runs jobs one after another, in the order in which they came. Thread-safe.
 class Lane {
 public:
-    Lane() = default;
-    Lane(const Lane&) = delete;
-    Lane& operator=(const Lane&) = delete;
     ~Lane() { close(); }
 
     /// Runs what waits, and takes no more. Not for two threads at once.

@@ -4,14 +4,7 @@
 
 #include "cli/login/careful_files.hpp"
 
-#include "base/fd.hpp"
 #include "base/files.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 
 namespace gpu_sleep::cli {
 namespace fs = std::filesystem;
@@ -37,24 +30,22 @@ Result<std::optional<std::string>> read_carefully(const fs::path& file) {
 }
 
 Result<void> write_carefully(const fs::path& file, std::string_view contents, mode_t mode) {
-    auto place = find_place(file, LastLink::followed);
-    if (!place) return place.error();
+    auto place = GPU_SLEEP_TRY(find_place(file, LastLink::followed));
     struct stat status = {};
     const bool is_there =
-        ::fstatat(place->directory.get(), place->name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
+        ::fstatat(place.directory.get(), place.name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
     if (is_there && !S_ISREG(status.st_mode))
         return make_error(ErrorCode::invalid_argument, "{} is not a regular file", file.native());
-    auto replacement = WholeFile::replace(std::move(place->directory), place->name, file);
-    if (!replacement) return std::move(replacement).error();
-    GPU_SLEEP_TRY(replacement->write(contents));
+    auto replacement = GPU_SLEEP_TRY(WholeFile::replace(std::move(place.directory), place.name, file));
+    GPU_SLEEP_TRY(replacement.write(contents));
     struct stat now = {};
-    const int fd = replacement->fd();
+    const int fd = replacement.fd();
     const bool is_anothers =
         is_there && ::fstat(fd, &now) == 0 && (status.st_uid != now.st_uid || status.st_gid != now.st_gid);
     if ((is_anothers && ::fchown(fd, status.st_uid, status.st_gid) != 0) ||
         ::fchmod(fd, is_there ? status.st_mode & ~S_IFMT : mode) != 0)
         return file_error(errno, "write", file);
-    return replacement->commit();
+    return replacement.commit();
 }
 
 Result<void> remove_carefully(const fs::path& file) {
@@ -69,14 +60,13 @@ Result<void> make_directories(const fs::path& directory, Visitors visitors, std:
     if (place) return {};
     if (errno != ENOENT) return place.error();
     GPU_SLEEP_TRY(make_directories(directory.parent_path(), visitors, made));
-    const auto parent = find_place(directory, LastLink::followed);
-    if (!parent) return parent.error();
+    const auto parent = GPU_SLEEP_TRY(find_place(directory, LastLink::followed));
     constexpr mode_t k_mode = 0755;
-    if (::mkdirat(parent->directory.get(), parent->name.c_str(), k_mode) != 0)
+    if (::mkdirat(parent.directory.get(), parent.name.c_str(), k_mode) != 0)
         return file_error(errno, "mkdir", directory);
     made.push_back(directory);
     if (visitors == Visitors::by_umask) return {};
-    const auto fd = open_file(parent->directory.get(), parent->name.c_str(),
+    const auto fd = open_file(parent.directory.get(), parent.name.c_str(),
                               O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (!fd) return file_error(errno, "open", directory);
     if (::fchmod(fd.get(), k_mode) != 0) return file_error(errno, "chmod", directory);

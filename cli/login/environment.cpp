@@ -7,13 +7,11 @@
 #include "cli/login/careful_files.hpp"
 #include "cli/login/texts.hpp"
 #include "cli/preload.hpp"
+#include "cli/show/json.hpp"
 
-#include <sys/stat.h>
-#include <unistd.h>
+#include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <cstdlib>
-#include <functional>
 
 namespace gpu_sleep::cli {
 namespace {
@@ -144,10 +142,10 @@ Paths kernels_in(const Paths& directories, uid_t or_of = ::geteuid()) {
     return found;
 }
 
-/// What `file` says if it is ours, or nothing if there is none. Errors: invalid_argument: it is not ours.
-Result<std::optional<std::string>> read_own(const fs::path& file) {
+/// What `file` says, or nothing if there is none. Errors: invalid_argument: it is not ours.
+Result<std::optional<std::string>> read_own(const fs::path& file, bool (*is_ours)(std::string_view)) {
     auto contents = read_carefully(file);
-    if (contents && *contents && !is_login_file(**contents))
+    if (contents && *contents && !is_ours(**contents))
         return make_error(ErrorCode::invalid_argument, "{} already exists, and gpu-sleep did not write it",
                           file.native());
     return contents;
@@ -173,20 +171,17 @@ struct Change {
 Result<std::vector<Change>> kernel_changes(const Layout& layout, const std::string& library) {
     std::vector<Change> changes;
     for (const auto& file : kernels_in(layout.kernel_directories)) {
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        if (!*before || file.native().find('\n') != std::string::npos) continue;
-        if (auto now = enabled_kernel(**before, library))
-            changes.push_back({file, **before, *std::move(now)});
+        const auto before = GPU_SLEEP_TRY(read_carefully(file));
+        if (!before || file.native().find('\n') != std::string::npos) continue;
+        if (auto now = enabled_kernel(*before, library)) changes.push_back({file, *before, *std::move(now)});
     }
     return changes;
 }
 
 Result<void> write_profiles(const Layout& layout) {
     for (const auto& file : layout.profiles) {
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        const auto now = before->value_or(std::string());
+        const auto before = GPU_SLEEP_TRY(read_carefully(file));
+        const auto now = before.value_or(std::string());
         // A line that somebody has moved stays where it is.
         if (without_login_line(now) != now) continue;
         GPU_SLEEP_TRY(write_carefully(file, with_login_line(now, layout.script), k_read_mode));
@@ -244,9 +239,8 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
     for (const auto& own : layout.own) note(records, own.path);
     GPU_SLEEP_TRY(write_if_new(layout.script, script, login_script(library, records), k_read_mode));
     for (const auto& own : layout.own) {
-        const auto before = read_own(own.path);
-        if (!before) return before.error();
-        GPU_SLEEP_TRY(write_if_new(own.path, *before, own.text(library), own.mode));
+        const auto before = GPU_SLEEP_TRY(read_own(own.path, is_login_file));
+        GPU_SLEEP_TRY(write_if_new(own.path, before, own.text(library), own.mode));
         files.push_back(own.path);
     }
     GPU_SLEEP_TRY(write_profiles(layout));
@@ -258,58 +252,111 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
     return files;
 }
 
+// ---- Containers
+
+constexpr const char* k_version = "0.3.0"; // podman 4 reads none that is newer than 0.5.0
+constexpr const char* k_kind = "gpu-sleep.io/agent";
+
+/// In the directory of the library, and the same in a container.
+constexpr const char* k_libraries[] = {"libgpu-sleep-agent.so", "libgpu-sleep-login.so",
+                                       "libgpu-sleep-audit.so", "gpu-sleep-outside"};
+constexpr const char* k_preload_file = "gpu-sleep.preload";
+
+fs::path file_below(const fs::path& root) {
+    return root / "etc/cdi/gpu-sleep.json";
+}
+
+/// What the installation lacks, such as a command that was not built, containers lack as well.
+void add_mount(OrderedJson& mounts, const fs::path& file, const fs::path& in_container) {
+    if (std::error_code failure; !fs::exists(file, failure)) return;
+    mounts.push_back({{"hostPath", file.native()},
+                      {"containerPath", in_container.native()},
+                      {"options", {"ro", "nosuid", "nodev", "bind"}}});
+}
+
+std::string description(const fs::path& commands, const fs::path& libraries) {
+    const fs::path prefix(GPU_SLEEP_PREFIX_IN_CONTAINERS);
+    auto mounts = OrderedJson::array();
+    add_mount(mounts, libraries / k_preload_file, "/etc/ld.so.preload");
+    for (const auto* name : k_libraries) add_mount(mounts, libraries / name, prefix / "lib" / name);
+    for (const auto* name : {GPU_SLEEP_COMMANDS}) add_mount(mounts, commands / name, prefix / "bin" / name);
+    const OrderedJson device = {{"name", "all"}, {"containerEdits", {{"mounts", mounts}}}};
+    return OrderedJson({{"cdiVersion", k_version}, {"kind", k_kind}, {"devices", {device}}}).dump(1) + "\n";
+}
+
+bool is_description(std::string_view text) {
+    const auto json = OrderedJson::parse(text, nullptr, false);
+    return json.is_object() && json.value("kind", OrderedJson()) == k_kind;
+}
+
 } // namespace
 
 Result<Paths> enable_login(const LoginScope& scope, const std::string& library) {
-    const auto layout = layout_of(scope);
-    if (!layout) return layout.error();
-    const auto script = read_own(layout->script);
-    if (!script) return script.error();
-    for (const auto& own : layout->own)
-        if (const auto before = read_own(own.path); !before) return before.error();
-    const auto kernels = kernel_changes(*layout, library);
-    if (!kernels) return kernels.error();
-    auto files = write_all(*layout, *script, *kernels, library);
-    if (!files && !*script) static_cast<void>(disable_login(scope)); // half of it is taken back
+    const auto layout = GPU_SLEEP_TRY(layout_of(scope));
+    const auto script = GPU_SLEEP_TRY(read_own(layout.script, is_login_file));
+    for (const auto& own : layout.own) static_cast<void>(GPU_SLEEP_TRY(read_own(own.path, is_login_file)));
+    const auto kernels = GPU_SLEEP_TRY(kernel_changes(layout, library));
+    auto files = write_all(layout, script, kernels, library);
+    if (!files && !script) static_cast<void>(disable_login(scope)); // half of it is taken back
     return files;
 }
 
 Result<void> disable_login(const LoginScope& scope) {
-    const auto layout = layout_of(scope);
-    if (!layout) return layout.error();
-    const auto script = read_carefully(layout->script);
-    if (!script) return script.error();
-    const bool is_ours = *script && is_login_file(**script);
-    const auto records = is_ours ? records_of(scope, **script) : LoginRecords();
-    for (const auto& file : files_of(*layout, records)) {
-        const auto before = read_carefully(file);
-        if (!before) return before.error();
-        if (!*before) continue;
-        const auto now = without_us(**before);
+    const auto layout = GPU_SLEEP_TRY(layout_of(scope));
+    const auto script = GPU_SLEEP_TRY(read_carefully(layout.script));
+    const bool is_ours = script && is_login_file(*script);
+    const auto records = is_ours ? records_of(scope, *script) : LoginRecords();
+    for (const auto& file : files_of(layout, records)) {
+        const auto before = GPU_SLEEP_TRY(read_carefully(file));
+        if (!before) continue;
+        const auto now = without_us(*before);
         const bool is_made = std::find(records.made.begin(), records.made.end(), file) != records.made.end();
         if (!now || (now->empty() && is_made))
             GPU_SLEEP_TRY(remove_carefully(file));
         else
-            GPU_SLEEP_TRY(write_if_new(file, *before, *now, k_read_mode));
+            GPU_SLEEP_TRY(write_if_new(file, before, *now, k_read_mode));
     }
-    if (is_ours) GPU_SLEEP_TRY(remove_carefully(layout->script));
+    if (is_ours) GPU_SLEEP_TRY(remove_carefully(layout.script));
     for (auto directory = records.made.rbegin(); directory != records.made.rend(); ++directory)
         remove_if_empty(*directory);
     return {};
 }
 
 Result<Paths> login_files(const LoginScope& scope) {
-    const auto layout = layout_of(scope);
-    if (!layout) return layout.error();
+    const auto layout = GPU_SLEEP_TRY(layout_of(scope));
     Paths found;
-    const auto script = read_carefully(layout->script);
+    const auto script = read_carefully(layout.script);
     const auto records = script && *script ? records_of(scope, **script) : LoginRecords();
-    auto files = files_of(*layout, records, scope.is_machine ? 0 : ::geteuid());
-    files.insert(files.begin(), layout->script);
+    auto files = files_of(layout, records, scope.is_machine ? 0 : ::geteuid());
+    files.insert(files.begin(), layout.script);
     for (const auto& file : files)
         if (const auto text = read_carefully(file); text && *text && without_us(**text) != **text)
             found.push_back(file);
     return found;
+}
+
+Result<Paths> enable_containers(const fs::path& root, const fs::path& commands, const fs::path& library) {
+    const auto file = file_below(root);
+    static_cast<void>(GPU_SLEEP_TRY(read_own(file, is_description)));
+    // The loader of a program that may not read it says nothing.
+    if (root == "/") GPU_SLEEP_TRY(check_open_to_all(library.parent_path() / k_preload_file));
+    Paths made;
+    GPU_SLEEP_TRY(make_directories(file.parent_path(), Visitors::all, made));
+    GPU_SLEEP_TRY(write_carefully(file, description(commands, library.parent_path()), k_read_mode));
+    return Paths{file};
+}
+
+Result<void> disable_containers(const fs::path& root) {
+    const auto file = file_below(root);
+    if (!GPU_SLEEP_TRY(read_own(file, is_description))) return {};
+    GPU_SLEEP_TRY(remove_carefully(file));
+    remove_if_empty(file.parent_path());
+    return {};
+}
+
+Result<Paths> container_files(const fs::path& root) {
+    const auto text = GPU_SLEEP_TRY(read_carefully(file_below(root)));
+    return text && is_description(*text) ? Paths{file_below(root)} : Paths();
 }
 
 } // namespace gpu_sleep::cli

@@ -37,15 +37,14 @@ std::optional<OrderedJson> parse(const std::string& text) {
     return json.is_object() ? std::optional(std::move(json)) : std::nullopt;
 }
 
-/// The text of a member, or nothing.
-std::optional<std::string> text_of(const OrderedJson& object, const char* member) {
-    const auto found = object.is_object() ? object.find(member) : object.end();
-    if (!object.is_object() || found == object.end() || !found->is_string()) return std::nullopt;
-    return found->get<std::string>();
-}
-
 OrderedJson member_of(const OrderedJson& object, const char* member) {
     return object.is_object() && object.contains(member) ? object.at(member) : OrderedJson();
+}
+
+/// The text of a member, or nothing.
+std::optional<std::string> text_of(const OrderedJson& object, const char* member) {
+    const auto found = member_of(object, member);
+    return found.is_string() ? std::optional(found.get<std::string>()) : std::nullopt;
 }
 
 std::string with_ours(OrderedJson json, const std::string& original, const std::string& library) {

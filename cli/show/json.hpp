@@ -4,10 +4,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "control/ask.hpp"
 #include "control/need.hpp"
-#include "model/history.hpp"
 
 #include <nlohmann/json_fwd.hpp>
 

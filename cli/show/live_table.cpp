@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // One line for each process.
 
-#include "cli/show/live_table.hpp"
+#include "cli/show/render.hpp"
 
 #include "base/files.hpp"
 #include "base/text.hpp"
@@ -139,14 +139,10 @@ Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<
     constexpr std::size_t k_user_columns = 8;
     const bool has_origins = std::ranges::any_of(rows, [](const Row& row) { return !row.origin.empty(); });
     const bool has_files = std::ranges::any_of(rows, [](const Row& row) { return row.files != 0; });
-    constexpr auto k_left = Table::Align::left;
-    constexpr auto k_right = Table::Align::right;
-    std::vector<Table::Column> columns{{"PID", k_right},  {"USER", k_left},  {"NAME", k_left},
-                                       {"STATE", k_left}, {"IDLE", k_right}, {"GPU", k_right},
-                                       {"HOST", k_right}};
-    if (has_origins) columns.insert(columns.begin() + 3, {"FROM", k_left}); // behind the name
-    if (has_files) columns.push_back({"FILES", k_right});
-    Table table(std::move(columns));
+    std::vector<std::string> headings{">PID", "USER", "NAME", "STATE", ">IDLE", ">GPU", ">HOST"};
+    if (has_origins) headings.insert(headings.begin() + 3, "FROM"); // behind the name
+    if (has_files) headings.emplace_back(">FILES");
+    Table table(std::move(headings));
     for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto& row = rows[i];
         const auto& process = outcomes[i].process;
@@ -172,13 +168,6 @@ Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<
     return table;
 }
 
-/// Of the longest line.
-std::size_t width_of_lines(std::string_view text) {
-    std::size_t width = 0;
-    while (const auto line = take_line(text)) width = std::max(width, width_of(*line));
-    return width;
-}
-
 } // namespace
 
 void sort(std::vector<control::Outcome>& outcomes, std::string_view order) {
@@ -191,14 +180,7 @@ void sort(std::vector<control::Outcome>& outcomes, std::string_view order) {
                                                 : 0;
         return Key(!row.answers, -figure, order == "name" ? row.name : "", outcome.process.pid);
     };
-    std::vector<std::pair<Key, control::Outcome>> keyed;
-    keyed.reserve(outcomes.size());
-    for (auto& outcome : outcomes) {
-        auto key = key_of(outcome);
-        keyed.emplace_back(std::move(key), std::move(outcome));
-    }
-    std::ranges::sort(keyed, [](const auto& left, const auto& right) { return left.first < right.first; });
-    for (std::size_t i = 0; i < keyed.size(); ++i) outcomes[i] = std::move(keyed[i].second);
+    std::ranges::sort(outcomes, {}, key_of);
 }
 
 std::optional<pid_t> choose(const std::vector<control::Outcome>& outcomes, std::optional<pid_t> chosen,
@@ -247,7 +229,9 @@ std::string render_live(const std::vector<control::Outcome>& outcomes, std::size
     auto table = table_of(outcomes, rows, widths).text();
     for (const auto& [width, text] :
          {std::pair(&Widths::origin, &Row::origin), std::pair(&Widths::name, &Row::name)}) {
-        const auto all = width_of_lines(table);
+        std::size_t all = 0; // columns of the longest line
+        for (std::string_view left = table; const auto line = take_line(left);)
+            all = std::max(all, width_of(*line));
         if (all <= columns) break;
         std::size_t longest = 0;
         for (const auto& row : rows) longest = std::max(longest, width_of(shortened(row.*text, k_most)));

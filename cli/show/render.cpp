@@ -17,20 +17,16 @@ using model::Report;
 using model::State;
 
 constexpr std::size_t k_long = 100; ///< columns of an error from which on the advice has its own line
-constexpr auto k_left = Table::Align::left;
-constexpr auto k_right = Table::Align::right;
 
 Table device_table(const Report& report) {
     const bool sleeps = report.operation == Operation::sleep;
-    std::vector<std::string> headings =
-        sleeps ? std::vector<std::string>{"FREED", "KEPT", "DROPPED", "USED BY ALL"}
-               : std::vector<std::string>{"TAKEN", "RESTORED", "ZEROED", "GPU FREE"};
+    using Headings = std::vector<std::string>;
+    auto headings = sleeps ? Headings{"DEVICE", ">FREED", ">KEPT", ">DROPPED", ">USED BY ALL"}
+                           : Headings{"DEVICE", ">TAKEN", ">RESTORED", ">ZEROED", ">GPU FREE"};
     if (report.dry_run)
-        headings = sleeps ? std::vector<std::string>{"WOULD FREE", "KEEP", "DROP", "USED BY ALL"}
-                          : std::vector<std::string>{"WOULD TAKE", "RESTORE", "ZERO", "GPU FREE"};
-    std::vector<Table::Column> columns{{"DEVICE", k_left}};
-    for (auto& heading : headings) columns.push_back({std::move(heading), k_right});
-    Table table(std::move(columns));
+        headings = sleeps ? Headings{"DEVICE", ">WOULD FREE", ">KEEP", ">DROP", ">USED BY ALL"}
+                          : Headings{"DEVICE", ">WOULD TAKE", ">RESTORE", ">ZERO", ">GPU FREE"};
+    Table table(std::move(headings));
     for (const auto& device : report.devices) {
         const Bytes free = report.dry_run ? device.free_before : device.free_after;
         const Bytes left = sleeps ? device.total - free : free;
@@ -87,12 +83,6 @@ std::string headline(const control::Process& process, const Report& report, bool
                        model::is_resident(report.state) ? "" : level, format_seconds(report.times.total));
 }
 
-/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk".
-std::string files_line(const Report& report) {
-    return fmt::format("contents in files in {}: {}, {} on disk", cli::joined(report.directories),
-                       format_bytes(in_files(report)), format_bytes(report.file_bytes));
-}
-
 /// "3 processes are", "1 process is".
 std::string subject(std::size_t count, std::string_view one, std::string_view several) {
     return count == 1 ? fmt::format("1 process {}", one) : fmt::format("{} processes {}", count, several);
@@ -106,9 +96,11 @@ struct Sum {
     std::size_t deep = 0;
     std::size_t paused = 0;
     Bytes moved = 0;
+    std::size_t movers = 0; ///< that moved some
     bool is_known = true;
     bool has_changed = false;
     bool is_rehearsal = false;
+    bool is_sleep = false;
     bool would_fail = false;
 
     explicit Sum(const std::vector<control::Outcome>& outcomes) : count(outcomes.size()) {
@@ -131,9 +123,12 @@ private:
         paused += report.state == model::State::paused || rehearses_pause(report);
         has_changed |= report.changed;
         is_rehearsal |= report.dry_run;
+        is_sleep |= report.operation == Operation::sleep;
         would_fail |= report.refusal_code && !report.refusal.empty();
-        moved += released(report);
-        if (report.changed) moved += report.deep_bytes;
+        if (!report.changed && !report.dry_run) return;
+        const auto bytes = released(report) + (report.changed ? report.deep_bytes : 0);
+        moved += bytes;
+        movers += bytes != 0;
     }
 };
 
@@ -165,7 +160,8 @@ std::string render_operation(const control::Process& process, const Report& repo
                     "  tag {} on GPU {}: dropped contents read as zeros until the program refills them\n",
                     printable(tag.tag), tag.device);
     if (report.operation == Operation::sleep && !report.dry_run && in_files(report) != 0)
-        text += fmt::format("  {}\n", files_line(report));
+        text += fmt::format("  contents in files in {}: {}, {} on disk\n", joined(report.directories),
+                            format_bytes(in_files(report)), format_bytes(report.file_bytes));
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
     if (report.deep) text += fmt::format("  {}\n", deep_line(report));
@@ -194,21 +190,10 @@ std::string render_driver_operation(const control::Process& process, const Repor
 }
 
 std::string render_total(const std::vector<control::Outcome>& outcomes) {
-    Bytes sum = 0;
-    int count = 0;
-    const Report* last = nullptr;
-    for (const auto& outcome : outcomes) {
-        const auto* const report = std::get_if<Report>(&outcome.answer);
-        if (!report || !(report->changed || report->dry_run)) continue;
-        const auto bytes = released(*report) + (report->changed ? report->deep_bytes : 0);
-        if (bytes == 0) continue;
-        sum += bytes;
-        ++count;
-        last = report;
-    }
-    if (count < 2) return {};
-    return fmt::format("{} of GPU memory {}{} in all\n", format_bytes(sum), last->dry_run ? "would be " : "",
-                       last->operation == Operation::sleep ? "freed" : "taken");
+    const Sum sum(outcomes);
+    if (sum.movers < 2) return {};
+    return fmt::format("{} of GPU memory {}{} in all\n", format_bytes(sum.moved),
+                       sum.is_rehearsal ? "would be " : "", sum.is_sleep ? "freed" : "taken");
 }
 
 std::string render_inhibition(const control::Process& process, const Report& report) {
@@ -312,12 +297,9 @@ std::string render_together(const std::vector<control::Outcome>& outcomes, const
 }
 
 std::string advice_from(std::string_view program, const Error& error, const control::Outcome* outcome) {
-    if (error.code == ErrorCode::out_of_disk && error.driver_status == EFBIG)
+    const auto code = error.code;
+    if (code == ErrorCode::out_of_disk && error.driver_status == EFBIG)
         return "raise the program's limit of file sizes: prlimit --fsize=unlimited --pid PID";
-    return advice_from(program, error.code, outcome);
-}
-
-std::string advice_from(std::string_view program, ErrorCode code, const control::Outcome* outcome) {
     if (outcome && code == ErrorCode::stopped)
         return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
     const bool is_door = program == "gpu-sleep-http";

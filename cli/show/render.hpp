@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Outcomes as text for people: what was done, how processes stand, what went wrong, and what to do then.
-// Nothing is printed here.
+// Also metrics. Nothing is asked or printed here.
 
 #pragma once
 
 #include "control/ask.hpp"
-#include "control/process_info.hpp"
-#include "model/history.hpp"
-#include "model/report.hpp"
-#include "model/request.hpp"
+#include "driver/management.hpp"
 
 namespace gpu_sleep::cli {
 
@@ -94,13 +91,45 @@ enum class Detail : std::uint8_t {
 
 /// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
 /// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
-[[nodiscard]] std::string advice_from(std::string_view program, ErrorCode code,
-                                      const control::Outcome* outcome = nullptr);
-/// The same of an error, which may say more than its code.
 [[nodiscard]] std::string advice_from(std::string_view program, const Error& error,
                                       const control::Outcome* outcome = nullptr);
 
 /// A line for each sleep and wake, and how much they gave back.
 [[nodiscard]] std::string render_history(const std::vector<model::Event>& events, double gib_hours);
+
+// ---- The table of gpu-ps, which --watch keeps on a terminal
+
+/// The orders that processes may have, separated by '|': most GPU or host memory first, idle for longest
+/// first.
+inline constexpr const char* k_orders = "gpu|host|idle|pid|name";
+
+/// Sorts by `order`, one of those, and what is equal there by pid. Who does not answer comes last.
+void sort(std::vector<control::Outcome>& outcomes, std::string_view order);
+
+/// A line with the sums, one for each of `gpus`, and a table with a line for each process and why it waits,
+/// `columns` wide at most: names and reasons are cut. `chosen`: the process with a mark.
+[[nodiscard]] std::string render_live(const std::vector<control::Outcome>& outcomes, std::size_t columns,
+                                      const std::vector<driver::Gpu>& gpus = {},
+                                      std::optional<pid_t> chosen = {});
+
+/// `text`, which is render_live()'s, with as many rows less at the top that the chosen one is among `room`
+/// lines.
+[[nodiscard]] std::string scrolled(std::string_view text, std::size_t room);
+
+/// The process that is chosen once `key`, 'j' for the next and 'k' for the one before, was pressed.
+[[nodiscard]] std::optional<pid_t> choose(const std::vector<control::Outcome>& outcomes,
+                                          std::optional<pid_t> chosen, char key);
+
+// ---- Metrics in the text format of Prometheus
+
+/// All families of metrics, each with its HELP and TYPE, also those that nobody has. gpu-ps(1) describes
+/// them. `gpus`: the machine's, as far as they are known; `now`: seconds since 1970. Labels are the UUID of a
+/// GPU, the user and the name of a process: processes with the same are added up. Source: Prometheus,
+/// Exposition formats, Text-based format.
+[[nodiscard]] std::string render_metrics(const std::vector<control::Outcome>& outcomes,
+                                         const std::vector<driver::Gpu>& gpus, std::int64_t now);
+
+/// vLLM's gauge of how an engine sleeps, for each process that answered.
+[[nodiscard]] std::string render_sleep_states(const std::vector<control::Outcome>& outcomes);
 
 } // namespace gpu_sleep::cli

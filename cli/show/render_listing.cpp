@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The states of processes in words and lines that several outputs share, and the long listing of gpu-ps.
+// The states of processes in words and lines that several outputs share, the long listing of gpu-ps, and its
+// history.
 
 #include "cli/show/render.hpp"
 
 #include "base/text.hpp"
-#include "base/units.hpp"
 #include "cli/show/table.hpp"
 
 #include <fmt/ranges.h>
 
+#include <ctime>
 #include <iterator>
 
 namespace gpu_sleep::cli {
@@ -35,16 +36,13 @@ using model::TagReport;
 
 /// "GPU", or "GPU 2.00 GiB, host 13.0 GiB" when the bytes are in several places.
 std::string where(const TagReport& tag) {
-    struct Place {
-        std::string_view name;
-        Bytes bytes;
-    };
+    using Place = std::pair<std::string_view, Bytes>;
     std::vector<Place> places{{"GPU", tag.resident}, {"host (running)", tag.host_backed}};
     for (const auto store : model::k_stores)
-        places.push_back({model::to_string(store), model::kept_in(tag, store)});
-    places.push_back({"dropped", tag.dropped});
-    places.push_back({"damaged", tag.damaged});
-    std::erase_if(places, [](const Place& place) { return place.bytes == 0; });
+        places.emplace_back(model::to_string(store), model::kept_in(tag, store));
+    places.emplace_back("dropped", tag.dropped);
+    places.emplace_back("damaged", tag.damaged);
+    std::erase_if(places, [](const Place& place) { return place.second == 0; });
     std::vector<std::string> words;
     words.reserve(places.size());
     for (const auto& [name, bytes] : places)
@@ -109,12 +107,6 @@ std::string use_line(Bytes bytes) {
         format_bytes(bytes));
 }
 
-/// Why the program may be slow.
-std::string host_backed_line(Bytes bytes, double link_rate) {
-    return fmt::format("runs from host memory: reading it once over PCIe takes at least {}",
-                       format_seconds(static_cast<double>(bytes) / link_rate));
-}
-
 /// "2nd".
 std::string ordinal(std::uint32_t number) {
     constexpr std::uint32_t k_ten = 10;
@@ -156,7 +148,8 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     if (sums.all.host_backed != 0 && link_rate > 0)
-        table.add_line(host_backed_line(sums.all.host_backed, link_rate));
+        table.add_line(fmt::format("runs from host memory: reading it once over PCIe takes at least {}",
+                                   format_seconds(static_cast<double>(sums.all.host_backed) / link_rate)));
     if (report.inhibited) table.add_line(inhibition_line(report));
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
@@ -172,6 +165,20 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     }
     if (report.operation == Operation::status)
         for (const auto& note : report.notes) table.add_line(note);
+}
+
+std::string local_time(double time) {
+    const auto seconds = static_cast<std::time_t>(time);
+    std::tm parts{};
+    std::array<char, sizeof "2026-11-29 22:00:00"> text{};
+    ::localtime_r(&seconds, &parts);
+    return {text.data(), std::strftime(text.data(), text.size(), "%F %T", &parts)};
+}
+
+/// Where the contents of what sleeps are.
+std::string place(const model::Event& event) {
+    if (event.level == model::Level::pause) return "pause";
+    return (event.place == "none" ? "dropped" : event.place) + (event.deep ? ", deep" : "");
 }
 
 } // namespace
@@ -254,16 +261,7 @@ Bytes released(const Report& report) {
 }
 
 std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail detail, double link_rate) {
-    using enum Table::Align;
-    Table table({{"PID", right},
-                 {"USER", left},
-                 {"NAME", left},
-                 {"STATE", left},
-                 {"TAG", left},
-                 {"DEVICE", left},
-                 {"BYTES", right},
-                 {"WHERE", left},
-                 {"POLICY", left}});
+    Table table({">PID", "USER", "NAME", "STATE", "TAG", "DEVICE", ">BYTES", "WHERE", "POLICY"});
     for (const auto& outcome : outcomes) {
         const auto& process = outcome.process;
         const auto* const report = std::get_if<Report>(&outcome.answer);
@@ -276,6 +274,25 @@ std::string render_listing(const std::vector<control::Outcome>& outcomes, Detail
                        shortened(display_name(process), k_label_columns), silence(outcome)});
     }
     return table.text();
+}
+
+std::string render_history(const std::vector<model::Event>& events, double gib_hours) {
+    Table table({"TIME", "USER", ">PID", "NAME", "WHAT", "PLACE", ">SIZE", ">ASLEEP", "ASKED BY"});
+    for (const auto& event : events) {
+        const bool is_wake = event.transition == model::Transition::wake;
+        const bool is_own =
+            event.asker_uid == event.uid &&
+            (event.asked_by == "touch" || event.asked_by == "timer" || event.asked_by == "program");
+        const auto origin = control::to_word({event.notebook, {}, event.job, {}});
+        table.add({local_time(event.time), control::user_name(event.uid), std::to_string(event.pid),
+                   origin.empty() ? event.name : fmt::format("{} ({})", event.name, origin),
+                   std::string(model::to_string(event.transition)), is_wake ? "" : place(event),
+                   format_bytes(event.bytes), is_wake ? format_seconds(event.asleep_seconds) : "",
+                   (is_own ? "" : control::user_name(event.asker_uid) + ": ") + event.asked_by});
+    }
+    return events.empty() ? "no sleep and no wake is recorded for this time\n"
+                          : table.text() + fmt::format("{:.{}f} GiB hours given back\n", gib_hours,
+                                                       gib_hours < 1 ? 3 : 1);
 }
 
 } // namespace gpu_sleep::cli

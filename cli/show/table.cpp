@@ -10,6 +10,14 @@
 
 namespace gpu_sleep::cli {
 
+Table::Table(std::vector<std::string> headings) {
+    for (auto& heading : headings) {
+        is_right_.push_back(heading.starts_with('>'));
+        if (is_right_.back()) heading.erase(0, 1);
+    }
+    rows_.push_back(std::move(headings));
+}
+
 void Table::add(std::vector<std::string> cells) {
     for (auto& cell : cells) cell = printable(cell);
     rows_.push_back(std::move(cells));
@@ -21,26 +29,17 @@ void Table::add_line(std::string_view text) {
 }
 
 std::string Table::text(std::size_t indent) const {
-    std::vector<std::string> headings;
-    for (const auto& column : columns_) headings.push_back(column.heading);
-    auto lines = rows_;
-    lines.insert(lines.begin(), std::move(headings));
-    const auto is_line = [&](std::size_t row) { return row > 0 && spanning_.contains(row - 1); };
-
-    std::vector<std::size_t> widths(columns_.size());
-    for (std::size_t row = 0; row < lines.size(); ++row)
-        for (std::size_t i = 0; i < lines[row].size() && !is_line(row); ++i)
-            widths[i] = std::max(widths[i], width_of(lines[row][i]));
+    std::vector<std::size_t> widths(is_right_.size());
+    for (std::size_t row = 0; row < rows_.size(); ++row)
+        for (std::size_t i = 0; i < rows_[row].size() && !spanning_.contains(row); ++i)
+            widths[i] = std::max(widths[i], width_of(rows_[row][i]));
 
     std::string text;
-    for (std::size_t row = 0; row < lines.size(); ++row) {
+    for (const auto& row : rows_) {
         std::string line(indent, ' ');
-        for (std::size_t i = 0; i < lines[row].size(); ++i) {
-            const auto& cell = lines[row][i];
-            const auto padding = widths[i] - std::min(widths[i], width_of(cell));
-            if (columns_[i].align == Align::right) line.append(padding, ' ');
-            line += cell;
-            if (columns_[i].align == Align::left) line.append(padding, ' ');
+        for (std::size_t i = 0; i < row.size(); ++i) {
+            const std::string padding(widths[i] - std::min(widths[i], width_of(row[i])), ' ');
+            line += is_right_[i] ? padding + row[i] : row[i] + padding;
             line += "  ";
         }
         line.erase(line.find_last_not_of(' ') + 1);

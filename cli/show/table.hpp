@@ -16,13 +16,8 @@ namespace gpu_sleep::cli {
 /// they are made printable.
 class Table {
 public:
-    enum class Align { left, right };
-    struct Column {
-        std::string heading;
-        Align align = Align::left;
-    };
-
-    explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+    /// '>' before a heading has its column aligned to the right.
+    explicit Table(std::vector<std::string> headings);
 
     /// Adds a row; cells that are missing at its end are empty.
     void add(std::vector<std::string> cells);
@@ -35,9 +30,9 @@ public:
     [[nodiscard]] std::string text(std::size_t indent = 0) const;
 
 private:
-    std::vector<Column> columns_;
-    std::vector<std::vector<std::string>> rows_;
-    std::set<std::size_t> spanning_; ///< of rows_, those that are lines
+    std::vector<bool> is_right_;                 ///< of each column
+    std::vector<std::vector<std::string>> rows_; ///< the headings first
+    std::set<std::size_t> spanning_;             ///< of rows_, those that are lines
 };
 
 } // namespace gpu_sleep::cli

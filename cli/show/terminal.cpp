@@ -157,10 +157,6 @@ std::string progress_line(const model::Progress& progress, std::size_t columns) 
     return fmt::format("{} [{:#<{}}{:-<{}}] {}", words, "", filled, "", width - filled, figures);
 }
 
-ProgressBar::~ProgressBar() {
-    wipe();
-}
-
 void ProgressBar::wipe() noexcept {
     if (std::exchange(drawn_, false)) write(k_start_of_line);
 }

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "cli/show/output.hpp"
 #include "model/report.hpp"
 
@@ -13,7 +11,6 @@
 
 #include <csignal>
 #include <map>
-#include <string>
 
 namespace gpu_sleep::cli {
 
@@ -29,7 +26,7 @@ public:
     ProgressBar(const ProgressBar&) = delete;
     ProgressBar& operator=(const ProgressBar&) = delete;
     /// Wipes the line.
-    ~ProgressBar();
+    ~ProgressBar() { wipe(); }
 
     /// Takes the progress of a process. Draws nothing during the first 200 ms.
     void show(pid_t pid, const model::Progress& progress);

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/fd.hpp"
 #include "base/process.hpp"
 #include "client/conversation.hpp"
 #include "client/together.hpp"
@@ -38,8 +36,6 @@ private:
 class Interruptions {
 public:
     Interruptions() = default;
-    Interruptions(const Interruptions&) = delete;
-    Interruptions& operator=(const Interruptions&) = delete;
     virtual ~Interruptions() = default;
 
     /// Readable when one has come; negative if none can.

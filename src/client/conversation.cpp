@@ -164,10 +164,6 @@ void Conversation::give_up(const std::optional<Error>& why) {
     if (!has_last_word_) answer_ = unanswered(why);
 }
 
-bool Conversation::awaits_step() const noexcept {
-    return is_in_phase_deep_ && !is_over() && !deep_ && !call_;
-}
-
 void Conversation::begin_step() {
     timeout_.start_call(Clock::now());
     log_event(fmt::format("waits while the driver does step {} of the deep sleep", steps_done_ + 1));

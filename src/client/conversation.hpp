@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/fd.hpp"
 #include "base/threads.hpp"
 #include "client/answer_timeout.hpp"
 #include "protocol/messages.hpp"
@@ -83,7 +82,9 @@ public:
     // ---- Question::deep_steps
 
     /// Whether the agent waits for the next step, which is steps_done() then.
-    [[nodiscard]] bool awaits_step() const noexcept;
+    [[nodiscard]] bool awaits_step() const noexcept {
+        return is_in_phase_deep_ && !is_over() && !deep_ && !call_;
+    }
     /// Whether steps up to this one may still have to be taken.
     [[nodiscard]] bool is_before_step(std::size_t step) const noexcept {
         return !is_over() && !deep_ && steps_done_ < step;

@@ -5,9 +5,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/files.hpp"
-#include "base/units.hpp"
 #include "client/room_plan.hpp"
 
 #include <sys/types.h>

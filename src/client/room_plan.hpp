@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "checkpoint/room.hpp"
 #include "model/report.hpp"
 

@@ -6,9 +6,7 @@
 #pragma once
 
 #include "client/client.hpp"
-#include "client/conversation.hpp"
 #include "control/find.hpp"
-#include "control/process_info.hpp"
 
 namespace gpu_sleep::control {
 

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "base/files.hpp"
-#include "base/units.hpp"
 #include "client/room_plan.hpp"
 #include "control/process_info.hpp"
 
@@ -33,7 +32,7 @@ public:
     /// Errors: io_failed (what was there stays, or nothing does).
     [[nodiscard]] Result<void> write(const Recorded& recorded) const;
     /// Removes the file: the process is awake.
-    void remove() const;
+    void remove() const { ::unlinkat(directory_.get(), name_.c_str(), 0); }
 
     /// Returns the file's directory, which the owner's agents use, too. Lent.
     [[nodiscard]] int directory() const noexcept { return directory_.get(); }

@@ -4,9 +4,8 @@
 
 #pragma once
 
-#include "client/client.hpp"
 #include "control/ask.hpp"
-#include "control/gpu_moves.hpp"
+#include "control/gpus.hpp"
 
 namespace gpu_sleep::control {
 
@@ -40,7 +39,7 @@ struct Command {
     protocol::Request request{};   ///< an operation; `joint` where the processes go together
     Engine engine = Engine::agent; ///< of a sleep; a wake asks whom it has to
     bool force = false;            ///< the driver restores also where it is not known whether there is room
-    std::vector<GpuMove> moves{};  ///< of a wake of what the driver has put away: to other GPUs
+    std::vector<GpuPair> moves{};  ///< as typed; of a wake of what the driver has put away: to other GPUs
 };
 
 /// For how long a command waits for GPU memory without a word.

@@ -4,13 +4,10 @@
 
 #include "control/driver_engine.hpp"
 
-#include "base/files.hpp"
 #include "checkpoint/room.hpp"
-#include "checkpoint/steps.hpp"
 #include "client/gpu_queue.hpp"
 #include "control/checkpoint_record.hpp"
-#include "control/gpus.hpp"
-#include "driver/management.hpp"
+#include "control/need.hpp"
 #include "model/unseen_libraries.hpp"
 
 namespace gpu_sleep::control {

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include "base/fd.hpp"
-#include "base/process.hpp"
 #include "control/process_info.hpp"
 
 namespace gpu_sleep::control {

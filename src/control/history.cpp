@@ -5,7 +5,7 @@
 #include "control/history.hpp"
 
 #include "base/files.hpp"
-#include "protocol/history.hpp"
+#include "protocol/messages.hpp"
 
 #include <ctime>
 

@@ -98,6 +98,37 @@ void read_script(const Interpreter& interpreter, const std::vector<std::string>&
     }
 }
 
+constexpr std::size_t k_short_id = 12;
+
+/// The id of a container in "docker-ID.scope" or "ID": 64 hexadecimal digits.
+std::string_view container_in(std::string_view group) {
+    constexpr std::size_t k_digits = 64;
+    constexpr std::string_view k_hex = "0123456789abcdef";
+    for (auto at = group.find_first_of(k_hex); at != group.npos; at = group.find_first_of(k_hex, at)) {
+        const auto end = std::min(group.find_first_not_of(k_hex, at), group.size());
+        if (end - at == k_digits) return group.substr(at, k_digits);
+        at = end;
+    }
+    return {};
+}
+
+/// Whether it is a unit of a program's, and not of the whole machine or of a login.
+bool is_of_program(std::string_view group) {
+    const bool is_unit = group.ends_with(".service") || group.ends_with(".scope");
+    return is_unit && group != "init.scope" && !group.starts_with("user@") && !group.starts_with("session-");
+}
+
+std::string unit_of(std::string_view path) {
+    while (!path.empty()) {
+        const auto group = file_name(path);
+        if (auto id = short_container_in(group); !id.empty()) return id;
+        if (is_of_program(group)) return group;
+        path = path.substr(0, path.size() - group.size());
+        if (path.ends_with('/')) path.remove_suffix(1);
+    }
+    return {};
+}
+
 } // namespace
 
 ProgramName program_name(const std::vector<std::string>& arguments) {
@@ -118,34 +149,6 @@ bool is_called(const ProgramName& name, std::string_view text) {
     return !text.empty() && (text == name.program || text == name.script || text == to_string(name));
 }
 
-namespace {
-
-constexpr std::size_t k_short_id = 12;
-
-std::string_view file_name_in(std::string_view path) {
-    return path.substr(path.rfind('/') + 1); // npos + 1 is 0
-}
-
-/// The id of a container in "docker-ID.scope" or "ID": 64 hexadecimal digits.
-std::string_view container_in(std::string_view group) {
-    constexpr std::size_t k_digits = 64;
-    constexpr std::string_view k_hex = "0123456789abcdef";
-    for (auto at = group.find_first_of(k_hex); at != group.npos; at = group.find_first_of(k_hex, at)) {
-        const auto end = std::min(group.find_first_not_of(k_hex, at), group.size());
-        if (end - at == k_digits) return group.substr(at, k_digits);
-        at = end;
-    }
-    return {};
-}
-
-/// Whether it is a unit of a program's, and not of the whole machine or of a login.
-bool is_of_program(std::string_view group) {
-    const bool is_unit = group.ends_with(".service") || group.ends_with(".scope");
-    return is_unit && group != "init.scope" && !group.starts_with("user@") && !group.starts_with("session-");
-}
-
-} // namespace
-
 std::string short_container_in(std::string_view groups) {
     return std::string(container_in(groups).substr(0, k_short_id));
 }
@@ -159,21 +162,6 @@ std::string pod_in(std::string_view groups) {
     }
     return {};
 }
-
-namespace {
-
-std::string unit_of(std::string_view path) {
-    while (!path.empty()) {
-        const auto group = file_name_in(path);
-        if (auto id = short_container_in(group); !id.empty()) return id;
-        if (is_of_program(group)) return std::string(group);
-        path = path.substr(0, path.size() - group.size());
-        if (path.ends_with('/')) path.remove_suffix(1);
-    }
-    return {};
-}
-
-} // namespace
 
 std::string unit_in(std::string_view groups) {
     while (const auto line = take_line(groups)) {
@@ -201,7 +189,7 @@ std::string to_text(const Origin& origin) {
 
 std::string to_word(const Origin& origin) {
     constexpr std::size_t k_short_kernel = 8;
-    if (!origin.notebook.empty()) return printable(file_name_in(origin.notebook));
+    if (!origin.notebook.empty()) return printable(file_name(origin.notebook));
     if (!origin.kernel.empty()) return "kernel " + printable(origin.kernel.substr(0, k_short_kernel));
     return printable(origin.job.empty() ? origin.unit : "job " + origin.job);
 }

@@ -79,12 +79,6 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     return targets;
 }
 
-/// Whether the process may have given itself another name since.
-bool may_be_renamed(const Finder& finder, const Process& process) {
-    const auto thread = finder.proc().find_thread(process.pid, k_control_thread);
-    return !thread || thread->second != k_control_thread;
-}
-
 /// Whether the process has begun to end, and so is nobody any more.
 bool is_ending(const Finder& finder, const Process& process) {
     return !finder.proc().is_running(process) ||
@@ -162,7 +156,8 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
             continue;
         }
         const auto& reason = *client::error_of(outcome.answer);
-        if (may_be_renamed(finder, outcome.process)) {
+        const auto thread = finder.proc().find_thread(outcome.process.pid, k_control_thread);
+        if (!thread || thread->second != k_control_thread) { // it may have given itself another name since
             // Asked last: who ends loses its thread, or that thread's name, first.
             if (!is_ending(finder, outcome.process))
                 doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});
@@ -194,6 +189,54 @@ void keep_trees(const std::vector<pid_t>& roots, std::vector<Process>& processes
     for (const auto root : roots)
         for (const auto& each : descendants_of(root, processes)) members.insert(each.pid);
     std::erase_if(processes, [&](const Process& each) { return !members.contains(each.pid); });
+}
+
+/// Returns a suggestion for a name that no process has: as a question, or how to list a user's processes.
+std::string suggestion(const Finder& finder, const std::vector<Process>& processes, std::string_view text,
+                       std::optional<uid_t> user) {
+    if (text.starts_with('-') && model::is_number(text.substr(1))) return fmt::format(": {} is no pid", text);
+    std::set<std::string> names;
+    for (const auto& process : processes)
+        if (is_ours(process, user) && has_live_agent(finder, process.pid)) {
+            if (auto name = given_name(finder.proc(), process.pid); !name.empty())
+                names.insert(std::move(name));
+            names.insert(process.program.script.empty() ? process.program.program : process.program.script);
+        }
+    const std::vector<std::string_view> known(names.begin(), names.end());
+    if (const auto meant = nearest(text, known); !meant.empty())
+        return fmt::format(": did you mean '{}'?", meant);
+    const bool is_user = parse_user(std::string(text)).has_value();
+    return is_user ? fmt::format(", but a user: gpu-ps --user {} lists that user's processes", text) : "";
+}
+
+/// The process that `text` names and that no other of them has started: one without an agent, or any.
+Result<Process> find_topmost(const Finder& finder, std::string_view text, std::optional<uid_t> user,
+                             bool is_without_agent) {
+    const auto processes = GPU_SLEEP_TRY(finder.proc().list());
+    std::vector<Process> found;
+    bool is_of_others = false;
+    for (const auto& process : processes) {
+        if (process.pid == ::getpid()) continue;
+        if (!is_ours(process, user)) {
+            is_of_others |= !user && is_called(process.program, text);
+            continue;
+        }
+        const bool is_named = was_named(finder, process, model::environment::k_name, text);
+        if (!is_named && !is_called(process.program, text)) continue;
+        if (is_without_agent && finder.proc().find_thread(process.pid, k_control_thread)) continue;
+        found.push_back(process);
+        identify(finder.proc(), found.back());
+    }
+    std::set<pid_t> below;
+    for (const auto& process : found)
+        for (const auto& descendant : descendants_of(process.pid, found)) below.insert(descendant.pid);
+    std::erase_if(found, [&](const Process& each) { return below.contains(each.pid); });
+    if (found.empty())
+        return make_error(ErrorCode::no_process, "there is no process{} named '{}'{}",
+                          is_of_others ? " of yours" : whose(user), text,
+                          suggestion(finder, processes, text, user));
+    GPU_SLEEP_TRY(check_only_one(text, found));
+    return std::move(found.front());
 }
 
 } // namespace
@@ -266,58 +309,6 @@ Result<Process> find_process(const Finder& finder, std::string_view text, std::o
     return make_error(ErrorCode::no_process, "process {} belongs to {}, not to {}", title(*process),
                       user_name(process->uid), user_name(*user));
 }
-
-namespace {
-
-/// Returns a suggestion for a name that no process has: as a question, or how to list a user's processes.
-std::string suggestion(const Finder& finder, const std::vector<Process>& processes, std::string_view text,
-                       std::optional<uid_t> user) {
-    if (text.starts_with('-') && model::is_number(text.substr(1))) return fmt::format(": {} is no pid", text);
-    std::set<std::string> names;
-    for (const auto& process : processes)
-        if (is_ours(process, user) && has_live_agent(finder, process.pid)) {
-            if (auto name = given_name(finder.proc(), process.pid); !name.empty())
-                names.insert(std::move(name));
-            names.insert(process.program.script.empty() ? process.program.program : process.program.script);
-        }
-    const std::vector<std::string_view> known(names.begin(), names.end());
-    if (const auto meant = nearest(text, known); !meant.empty())
-        return fmt::format(": did you mean '{}'?", meant);
-    const bool is_user = parse_user(std::string(text)).has_value();
-    return is_user ? fmt::format(", but a user: gpu-ps --user {} lists that user's processes", text) : "";
-}
-
-/// The process that `text` names and that no other of them has started: one without an agent, or any.
-Result<Process> find_topmost(const Finder& finder, std::string_view text, std::optional<uid_t> user,
-                             bool is_without_agent) {
-    const auto processes = GPU_SLEEP_TRY(finder.proc().list());
-    std::vector<Process> found;
-    bool is_of_others = false;
-    for (const auto& process : processes) {
-        if (process.pid == ::getpid()) continue;
-        if (!is_ours(process, user)) {
-            is_of_others |= !user && is_called(process.program, text);
-            continue;
-        }
-        const bool is_named = was_named(finder, process, model::environment::k_name, text);
-        if (!is_named && !is_called(process.program, text)) continue;
-        if (is_without_agent && finder.proc().find_thread(process.pid, k_control_thread)) continue;
-        found.push_back(process);
-        identify(finder.proc(), found.back());
-    }
-    std::set<pid_t> below;
-    for (const auto& process : found)
-        for (const auto& descendant : descendants_of(process.pid, found)) below.insert(descendant.pid);
-    std::erase_if(found, [&](const Process& each) { return below.contains(each.pid); });
-    if (found.empty())
-        return make_error(ErrorCode::no_process, "there is no process{} named '{}'{}",
-                          is_of_others ? " of yours" : whose(user), text,
-                          suggestion(finder, processes, text, user));
-    GPU_SLEEP_TRY(check_only_one(text, found));
-    return std::move(found.front());
-}
-
-} // namespace
 
 Result<Process> find_process_without_agent(const Finder& finder, std::string_view text,
                                            std::optional<uid_t> user) {

@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "control/ask.hpp"
 #include "control/command.hpp"
 
 namespace gpu_sleep::control {

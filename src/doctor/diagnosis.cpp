@@ -4,15 +4,10 @@
 
 #include "doctor/diagnosis.hpp"
 
-#include "base/error.hpp"
-#include "base/files.hpp"
 #include "base/text.hpp"
 #include "model/environment.hpp"
 
-#include <algorithm>
-#include <array>
 #include <sstream>
-#include <utility>
 
 namespace gpu_sleep::doctor {
 namespace {

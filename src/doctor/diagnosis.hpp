@@ -6,16 +6,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "doctor/facts.hpp"
-
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::doctor {
 

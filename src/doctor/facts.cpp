@@ -5,26 +5,17 @@
 
 #include "doctor/facts.hpp"
 
-#include "base/fd.hpp"
-#include "base/files.hpp"
 #include "base/guard.hpp"
 
 #include <nlohmann/json.hpp>
 
 #include <elf.h>
-#include <fcntl.h>
 #include <link.h>
 #include <linux/magic.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::doctor {
 namespace {
@@ -248,13 +239,10 @@ std::vector<Result<driver::LinkSpeed>> measure(const driver::Capabilities& capab
 
 /// Asks for the checkpoint state of a process that has no agent.
 Result<checkpoint::State> ask_checkpoint(pid_t pid, const AskApart& apart, Milliseconds limit) {
-    const auto state = asked<int>(apart, limit, [&]() -> Result<int> {
+    return asked<checkpoint::State>(apart, limit, [&]() -> Result<checkpoint::State> {
         const auto loaded = GPU_SLEEP_TRY(driver::Checkpoint::load());
-        const auto stands = GPU_SLEEP_TRY(loaded.state(pid));
-        return static_cast<int>(stands);
+        return loaded.state(pid);
     });
-    if (!state) return state.error();
-    return static_cast<checkpoint::State>(*state);
 }
 
 } // namespace

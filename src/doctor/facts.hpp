@@ -12,13 +12,6 @@
 #include "store/host_memory.hpp"
 #include "store/snapshot_directory.hpp"
 
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::doctor {
 
 /// Facts that the kernel tells about the machine and this command.

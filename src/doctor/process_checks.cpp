@@ -2,13 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The checks of one process: their table, and what its agent's answers mean.
 
-#include "base/error.hpp"
 #include "doctor/diagnosis.hpp"
 
 #include "base/text.hpp"
-
-#include <algorithm>
-#include <array>
 
 namespace gpu_sleep::doctor {
 namespace {

@@ -7,9 +7,6 @@
 #include "base/text.hpp"
 #include "model/terms.hpp"
 
-#include <algorithm>
-#include <optional>
-
 namespace gpu_sleep::model {
 namespace {
 
@@ -45,11 +42,9 @@ std::string set_field(AllocationRule& rule, std::string_view field) {
 }
 
 bool is_valid_library(std::string_view name) noexcept {
-    const auto allowed = [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-               c == '-' || c == '.' || c == '+';
-    };
-    return name.size() <= k_max_library_length && std::all_of(name.begin(), name.end(), allowed);
+    constexpr std::string_view k_allowed =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.+";
+    return name.size() <= k_max_library_length && name.find_first_not_of(k_allowed) == name.npos;
 }
 
 /// What is wrong with a rule, or nothing.

@@ -5,13 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/units.hpp"
 
-#include <limits>
-#include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::model {

@@ -4,7 +4,6 @@
 
 #include "model/history.hpp"
 
-#include <algorithm>
 #include <map>
 #include <tuple>
 

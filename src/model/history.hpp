@@ -4,14 +4,10 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "model/report.hpp"
 
 #include <compare>
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::model {
 

@@ -4,17 +4,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/units.hpp"
 #include "model/terms.hpp"
 
-#include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::model {
@@ -53,6 +46,10 @@ enum class Step : std::uint8_t {
     unmap = 8,
     release = 9, ///< GPU memory
 };
+[[nodiscard]] constexpr std::string_view to_string(Step step) noexcept {
+    return word_of(step, {"populate", "pin", "await_host", "fingerprint", "copy", "create", "map", "access",
+                          "unmap", "release"});
+}
 
 /// All steps there are, in the order of their numbers.
 inline constexpr std::array k_steps{Step::populate, Step::pin,    Step::await_host, Step::fingerprint,
@@ -108,6 +105,9 @@ enum class Transition : std::uint8_t {
     wake = 1,
     move = 2, ///< what slept already went to another store, and nothing else fell asleep
 };
+[[nodiscard]] constexpr std::string_view to_string(Transition transition) noexcept {
+    return word_of(transition, {"sleep", "wake", "move"});
+}
 
 /// All transitions there are, in the order of their numbers.
 inline constexpr std::array k_transitions{Transition::sleep, Transition::wake, Transition::move};
@@ -135,6 +135,9 @@ struct TransitionCounts {
 };
 
 enum class Operation : std::uint8_t { status = 0, sleep = 1, wake = 2 };
+[[nodiscard]] constexpr std::string_view to_string(Operation operation) noexcept {
+    return word_of(operation, {"status", "sleep", "wake"});
+}
 
 /// Seconds spent in each phase of an operation; phases overlap only where noted.
 struct PhaseTimes {
@@ -248,17 +251,16 @@ struct Progress {
     /// A call of the system or the driver has begun that may take minutes; until a word without it.
     bool in_call = false;
 };
+[[nodiscard]] constexpr std::string_view to_string(Progress::Phase phase) noexcept {
+    return word_of(phase, {"callbacks", "drain", "transfer", "release", "verify", "waiting", "deep",
+                           "drained", "ready"});
+}
 
 /// A failed request: why, and the state of the process, or of the requested part, afterwards.
 struct Failure {
     Error error;
     State state = State::awake;
 };
-
-[[nodiscard]] std::string_view to_string(Step step) noexcept;
-[[nodiscard]] std::string_view to_string(Transition transition) noexcept;
-[[nodiscard]] std::string_view to_string(Progress::Phase phase) noexcept;
-[[nodiscard]] std::string_view to_string(Operation operation) noexcept;
 
 /// Has `report` say why what was asked is not done, or would fail with `code`. The first reason stays its
 /// refusal.

@@ -5,21 +5,12 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/gpu_pair.hpp"
 #include "base/units.hpp"
 #include "model/terms.hpp"
 
-#include <array>
-#include <cstdint>
-#include <limits>
 #include <map>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <type_traits>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::model {
 

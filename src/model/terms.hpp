@@ -14,6 +14,14 @@
 
 namespace gpu_sleep::model {
 
+/// The word of an enumerator, of which the first is 0 and each next one more; "unknown" for any other number.
+template <class Enum>
+[[nodiscard]] constexpr std::string_view word_of(Enum value,
+                                                 std::initializer_list<std::string_view> words) noexcept {
+    const auto number = static_cast<std::size_t>(value);
+    return number < words.size() ? words.begin()[number] : "unknown";
+}
+
 /// How deep a sleep is.
 enum class Level : std::uint8_t {
     pause = 0, ///< the program's work waits, and all its memory stays where it is
@@ -27,6 +35,9 @@ enum class Retention : std::uint8_t {
     preserve = 1, ///< kept at every level
     discard = 2,  ///< dropped at every level
 };
+[[nodiscard]] constexpr std::string_view to_string(Retention retention) noexcept {
+    return word_of(retention, {"offload", "preserve", "discard"});
+}
 
 struct TagPolicy {
     Retention retention = Retention::offload;
@@ -40,6 +51,9 @@ enum class Residence : std::uint8_t {
     dropped = 2, ///< released without being kept; reads as zero when it wakes
     damaged = 3, ///< released, and what was kept turned out to be damaged when it was to wake
 };
+[[nodiscard]] constexpr std::string_view to_string(Residence residence) noexcept {
+    return word_of(residence, {"device", "kept", "dropped", "damaged"});
+}
 
 /// The state of a tag or of a process, from the residences of all its backings.
 enum class State : std::uint8_t {
@@ -49,6 +63,9 @@ enum class State : std::uint8_t {
     damaged = 3, ///< asleep, and some of it damaged
     paused = 4,  ///< all of it in GPU memory, and no work passes
 };
+[[nodiscard]] constexpr std::string_view to_string(State state) noexcept {
+    return word_of(state, {"awake", "asleep", "partial", "damaged", "paused"});
+}
 
 /// Whether none of it sleeps.
 [[nodiscard]] constexpr bool is_resident(State state) noexcept {
@@ -61,12 +78,18 @@ enum class OnTouch : std::uint8_t {
     wake = 1, ///< it wakes the process, then goes on
     fail = 2, ///< it fails with an error of the driver's own kind
 };
+[[nodiscard]] constexpr std::string_view to_string(OnTouch on_touch) noexcept {
+    return word_of(on_touch, {"wait", "wake", "fail"});
+}
 
 /// Where a sleep keeps contents.
 enum class Store : std::uint8_t {
     host = 0, ///< pinned host memory (the default)
     file = 1, ///< a file of a directory, made smaller
 };
+[[nodiscard]] constexpr std::string_view to_string(Store store) noexcept {
+    return word_of(store, {"host", "file"});
+}
 
 /// All stores there are.
 inline constexpr std::array k_stores{Store::host, Store::file};
@@ -83,6 +106,9 @@ enum class GateMode : std::uint8_t {
     shut = 0,    ///< no work passes (the default, unless the program has declared that part separable)
     checked = 1, ///< work passes that names no sleeping address
 };
+[[nodiscard]] constexpr std::string_view to_string(GateMode gate) noexcept {
+    return word_of(gate, {"shut", "checked"});
+}
 
 /// Which calls the gate lets through now.
 enum class GateState : std::uint8_t {
@@ -90,6 +116,9 @@ enum class GateState : std::uint8_t {
     checked = 1, ///< work that names no sleeping address
     shut = 2,    ///< none
 };
+[[nodiscard]] constexpr std::string_view to_string(GateState gate) noexcept {
+    return word_of(gate, {"open", "checked", "shut"});
+}
 
 /// The tag of a range that was given none.
 inline constexpr std::string_view k_default_tag = "default";
@@ -111,22 +140,6 @@ inline constexpr std::string_view k_name_rule =
 
 /// A tag is 1 to 64 characters of letters, digits, '_', '-', '.' and ':'.
 [[nodiscard]] bool is_valid_tag(std::string_view tag) noexcept;
-
-/// The word of an enumerator, of which the first is 0 and each next one more; "unknown" for any other number.
-template <class Enum>
-[[nodiscard]] constexpr std::string_view word_of(Enum value,
-                                                 std::initializer_list<std::string_view> words) noexcept {
-    const auto number = static_cast<std::size_t>(value);
-    return number < words.size() ? words.begin()[number] : "unknown";
-}
-
-[[nodiscard]] std::string_view to_string(Retention retention) noexcept;
-[[nodiscard]] std::string_view to_string(Residence residence) noexcept;
-[[nodiscard]] std::string_view to_string(State state) noexcept;
-[[nodiscard]] std::string_view to_string(OnTouch on_touch) noexcept;
-[[nodiscard]] std::string_view to_string(GateMode gate) noexcept;
-[[nodiscard]] std::string_view to_string(Store store) noexcept;
-[[nodiscard]] std::string_view to_string(GateState gate) noexcept;
 
 /// The word's value, or nothing for any other word.
 [[nodiscard]] std::optional<OnTouch> parse_on_touch(std::string_view word) noexcept;

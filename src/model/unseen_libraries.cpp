@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstddef>
-#include <optional>
 
 namespace gpu_sleep::model {
 namespace {

@@ -7,105 +7,47 @@
 #pragma once
 
 #include "model/history.hpp"
-#include "model/report.hpp"
 #include "model/request.hpp"
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
+#include <tuple>
 
 namespace gpu_sleep::protocol {
 
 /// The number in the header of a frame that carries a `T`.
 template <class T>
-inline constexpr std::uint16_t k_type_number = 0;
-template <>
-inline constexpr std::uint16_t k_type_number<model::StatusRequest> = 1;
-template <>
-inline constexpr std::uint16_t k_type_number<model::SleepRequest> = 2; // a field tells the next four
-template <>
-inline constexpr std::uint16_t k_type_number<model::IdleSleepRequest> = 2;
-template <>
-inline constexpr std::uint16_t k_type_number<model::ReleaseRequest> = 2;
-template <>
-inline constexpr std::uint16_t k_type_number<model::LiveRequest> = 2;
-template <>
-inline constexpr std::uint16_t k_type_number<model::CallRequest> = 2;
-template <>
-inline constexpr std::uint16_t k_type_number<model::WakeRequest> = 3;
-template <>
-inline constexpr std::uint16_t k_type_number<model::SharedMemoryRequest> = 4;
-template <>
-inline constexpr std::uint16_t k_type_number<model::InhibitRequest> = 5;
-template <>
-inline constexpr std::uint16_t k_type_number<model::Directive> = 6;
-template <>
-inline constexpr std::uint16_t k_type_number<model::TimerRequest> = 7;
-template <>
-inline constexpr std::uint16_t k_type_number<model::Progress> = 16;
-template <>
-inline constexpr std::uint16_t k_type_number<model::Report> = 17;
-template <>
-inline constexpr std::uint16_t k_type_number<model::Failure> = 18;
-template <>
-inline constexpr std::uint16_t k_type_number<model::SharedMemory> = 19;
-
-/// The values from `first` to `last`.
-template <class E>
-struct Range {
-    E first;
-    E last;
+struct TypeNumber {
+    std::uint16_t value;
 };
-template <class E>
-Range(E, E) -> Range<E>; // clang deduces it for aggregates from version 17 on only
+inline constexpr std::tuple k_type_numbers{
+    TypeNumber<model::StatusRequest>{1},    TypeNumber<model::SleepRequest>{2}, // a field tells the next four
+    TypeNumber<model::IdleSleepRequest>{2}, TypeNumber<model::ReleaseRequest>{2},
+    TypeNumber<model::LiveRequest>{2},      TypeNumber<model::CallRequest>{2},
+    TypeNumber<model::WakeRequest>{3},      TypeNumber<model::SharedMemoryRequest>{4},
+    TypeNumber<model::InhibitRequest>{5},   TypeNumber<model::Directive>{6},
+    TypeNumber<model::TimerRequest>{7},     TypeNumber<model::Progress>{16},
+    TypeNumber<model::Report>{17},          TypeNumber<model::Failure>{18},
+    TypeNumber<model::SharedMemory>{19}};
+template <class T>
+inline constexpr auto k_type_number = std::get<TypeNumber<T>>(k_type_numbers).value;
 
-/// The values of an enumeration that the reader accepts; it refuses any other.
-constexpr auto accepted(model::Level) {
-    return Range{model::Level::pause, model::Level::drop};
-}
-constexpr auto accepted(model::Retention) {
-    return Range{model::Retention::offload, model::Retention::discard};
-}
-constexpr auto accepted(model::State) {
-    return Range{model::State::awake, model::State::paused};
-}
-constexpr auto accepted(model::SharingQuestion) {
-    return Range{model::SharingQuestion::memory, model::SharingQuestion::recognised};
-}
-constexpr auto accepted(model::OnTouch) {
-    return Range{model::OnTouch::wait, model::OnTouch::fail};
-}
-constexpr auto accepted(model::Store) {
-    return Range{model::Store::host, model::Store::file};
-}
-constexpr auto accepted(model::GateMode) {
-    return Range{model::GateMode::shut, model::GateMode::checked};
-}
-constexpr auto accepted(model::GateState) {
-    return Range{model::GateState::open, model::GateState::shut};
-}
-constexpr auto accepted(model::Operation) {
-    return Range{model::Operation::status, model::Operation::wake};
-}
-constexpr auto accepted(model::Transition) {
-    return Range{model::Transition::sleep, model::Transition::move};
-}
-constexpr auto accepted(model::Progress::Phase) {
-    return Range{model::Progress::Phase::callbacks, model::Progress::Phase::ready};
-}
-constexpr auto accepted(model::Directive::Kind) {
-    return Range{model::Directive::Kind::hold_on, model::Directive::Kind::commit};
-}
-/// Any number: one that is not known counts as `internal`.
-constexpr auto accepted(ErrorCode) {
-    return Range{ErrorCode{0}, ErrorCode{std::numeric_limits<std::underlying_type_t<ErrorCode>>::max()}};
-}
+/// The last value of each enumeration, of which the first is 0: the reader refuses any other. Of ErrorCode it
+/// takes any number: one that is not known counts as `internal`.
+inline constexpr std::tuple k_last_values{model::Level::drop,
+                                          model::Retention::discard,
+                                          model::State::paused,
+                                          model::SharingQuestion::recognised,
+                                          model::OnTouch::fail,
+                                          model::Store::file,
+                                          model::GateMode::checked,
+                                          model::GateState::shut,
+                                          model::Operation::wake,
+                                          model::Transition::move,
+                                          model::Progress::Phase::ready,
+                                          model::Directive::Kind::commit,
+                                          ErrorCode{std::numeric_limits<std::uint16_t>::max()}};
+template <class E>
+inline constexpr auto k_last = static_cast<std::underlying_type_t<E>>(std::get<E>(k_last_values));
 
 /// `T` is `Struct`, or a constant one.
 template <class T, class Struct>

@@ -4,11 +4,8 @@
 
 #include "protocol/messages.hpp"
 
-#include "base/units.hpp"
+#include "base/text.hpp"
 #include "protocol/wire.hpp"
-
-#include <type_traits>
-#include <utility>
 
 namespace gpu_sleep::protocol {
 namespace {
@@ -18,6 +15,96 @@ constexpr std::uint32_t k_magic = 0x504C5347; // "GSLP"
 /// Over the header up to the checksum itself, too: a type or a length that was damaged must not pass.
 std::uint32_t checksum_of(std::span<const std::byte> header, std::span<const std::byte> payload) noexcept {
     return crc32c(payload, crc32c(header.first(k_header_bytes - sizeof(std::uint32_t))));
+}
+
+template <class Message>
+Result<std::vector<std::byte>> encode_any(const Message& message) {
+    return std::visit(
+        [](const auto& value) -> Result<std::vector<std::byte>> {
+            Writer payload;
+            payload.write(value);
+            if (!payload.is_within_bounds())
+                return make_error(ErrorCode::invalid_argument, "a message has too many parts");
+            return make_frame(k_type_number<std::decay_t<decltype(value)>>, payload.bytes());
+        },
+        message);
+}
+
+/// Why a message is refused of which some part, such as "field 3 of ", or the whole is not known here.
+Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
+    return make_error(ErrorCode::protocol_mismatch,
+                      "the other side is newer: both speak version {2} of the protocol, but it sent "
+                      "something unknown ({0}message {1})",
+                      unknown, frame.type, k_version);
+}
+
+/// The payload as a `T`. Nothing may be left over.
+template <class T, class Message>
+Result<Message> decode_as(const FrameReader::Frame& frame) {
+    T message;
+    Reader in(frame.payload);
+    in.read(message);
+    if (!in.unknown().empty()) return mismatch(frame, in.unknown());
+    if (!in.ok() || !in.at_end())
+        return make_error(ErrorCode::protocol_mismatch, "a message could not be understood");
+    return Message(std::move(message));
+}
+
+/// Whether the frame carries a `T`, as far as its number and the field that tells it say.
+template <class T>
+bool is_one(const FrameReader::Frame& frame) {
+    if (frame.type != k_type_number<T>) return false;
+    if constexpr (k_teller<T> != 0) return Reader(frame.payload).has(k_teller<T>);
+    return true;
+}
+
+/// The payload as the first kind of message, from `Index` on, that the frame carries.
+template <class Message, std::size_t Index = 0>
+Result<Message> decode_any(const FrameReader::Frame& frame) {
+    if constexpr (Index == std::variant_size_v<Message>) {
+        return mismatch(frame, "");
+    } else {
+        using T = std::variant_alternative_t<Index, Message>;
+        if (is_one<T>(frame)) return decode_as<T, Message>(frame);
+        return decode_any<Message, Index + 1>(frame);
+    }
+}
+
+// ---- Fields of a line of the history
+
+constexpr std::size_t k_longest_text = 120;
+constexpr std::string_view k_begin = "1"; ///< the version of the form
+
+std::string text_of(const std::string& text) {
+    return printable(std::string_view(text).substr(0, k_longest_text));
+}
+std::string text_of(double seconds) {
+    return fmt::format("{:.3f}", seconds);
+}
+template <class T>
+std::string text_of(T number) {
+    return std::to_string(static_cast<std::uint64_t>(number));
+}
+
+bool read(std::string_view text, std::string& value) {
+    value = text;
+    return text.size() <= k_longest_text && text == printable(text);
+}
+bool read(std::string_view text, double& seconds) {
+    constexpr double k_most = 1e10;
+    seconds = parse_number<double>(text).value_or(-1);
+    return seconds >= 0 && seconds <= k_most;
+}
+template <class T>
+bool read(std::string_view text, T& value) {
+    std::uint64_t most = std::uint64_t{1} << 53;
+    if constexpr (std::is_enum_v<T>)
+        most = k_last<T>;
+    else
+        most = std::min<std::uint64_t>(most, std::numeric_limits<T>::max());
+    const auto number = parse_number<std::uint64_t>(text);
+    value = static_cast<T>(number.value_or(0));
+    return number && *number <= most;
 }
 
 } // namespace
@@ -78,65 +165,6 @@ Result<std::optional<FrameReader::Frame>> FrameReader::next() {
     return std::optional(std::move(frame));
 }
 
-namespace {
-
-template <class Message>
-Result<std::vector<std::byte>> encode_any(const Message& message) {
-    return std::visit(
-        [](const auto& value) -> Result<std::vector<std::byte>> {
-            constexpr auto type = k_type_number<std::decay_t<decltype(value)>>;
-            static_assert(type != 0, "a message needs a number");
-            Writer payload;
-            payload.write(value);
-            if (!payload.is_within_bounds())
-                return make_error(ErrorCode::invalid_argument, "a message has too many parts");
-            return make_frame(type, payload.bytes());
-        },
-        message);
-}
-
-/// Why a message is refused of which some part, such as "field 3 of ", or the whole is not known here.
-Error mismatch(const FrameReader::Frame& frame, std::string_view unknown) {
-    return make_error(ErrorCode::protocol_mismatch,
-                      "the other side is newer: both speak version {2} of the protocol, but it sent "
-                      "something unknown ({0}message {1})",
-                      unknown, frame.type, k_version);
-}
-
-/// The payload as a `T`. Nothing may be left over.
-template <class T, class Message>
-Result<Message> decode_as(const FrameReader::Frame& frame) {
-    T message;
-    Reader in(frame.payload);
-    in.read(message);
-    if (!in.unknown().empty()) return mismatch(frame, in.unknown());
-    if (!in.ok() || !in.at_end())
-        return make_error(ErrorCode::protocol_mismatch, "a message could not be understood");
-    return Message(std::move(message));
-}
-
-/// Whether the frame carries a `T`, as far as its number and the field that tells it say.
-template <class T>
-bool is_one(const FrameReader::Frame& frame) {
-    if (frame.type != k_type_number<T>) return false;
-    if constexpr (k_teller<T> != 0) return Reader(frame.payload).has(k_teller<T>);
-    return true;
-}
-
-/// The payload as the first kind of message, from `Index` on, that the frame carries.
-template <class Message, std::size_t Index = 0>
-Result<Message> decode_any(const FrameReader::Frame& frame) {
-    if constexpr (Index == std::variant_size_v<Message>) {
-        return mismatch(frame, "");
-    } else {
-        using T = std::variant_alternative_t<Index, Message>;
-        if (is_one<T>(frame)) return decode_as<T, Message>(frame);
-        return decode_any<Message, Index + 1>(frame);
-    }
-}
-
-} // namespace
-
 Result<std::vector<std::byte>> encode(const Request& request) {
     return encode_any(request);
 }
@@ -169,6 +197,26 @@ Result<std::vector<std::byte>> encode_what_fits(const Reply& reply) {
         bytes = encode(Reply(cut));
     }
     return bytes;
+}
+
+std::string line_of(const model::Event& event) {
+    std::string line(k_begin);
+    fields(event)([&](const auto&... field) { ((line += '\t' + text_of(field.value)), ...); });
+    return line + '\n';
+}
+
+std::optional<model::Event> parse_event(std::string_view line) {
+    const auto next = [&] {
+        const auto part = line.substr(0, line.find('\t'));
+        line.remove_prefix(std::min(part.size() + 1, line.size()));
+        return part;
+    };
+    const auto tabs = std::count(line.begin(), line.end(), '\t');
+    model::Event event;
+    const bool is_read = next() == k_begin && fields(event)([&](const auto&... field) {
+                             return tabs == sizeof...(field) && (read(next(), field.value) && ...);
+                         });
+    return is_read ? std::optional(std::move(event)) : std::nullopt;
 }
 
 } // namespace gpu_sleep::protocol

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The messages between command and agent, and the frames in which they travel: a header with magic,
-// version, type, length and checksum, and a payload. PROTOCOL.md beside this is their description.
+// version, type, length and checksum, and a payload; and the lines of the history. PROTOCOL.md beside this is
+// their description.
 
 #pragma once
 
-#include "base/error.hpp"
-#include "model/report.hpp"
+#include "model/history.hpp"
 #include "model/request.hpp"
-
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <variant>
-#include <vector>
 
 namespace gpu_sleep::protocol {
 
@@ -76,5 +69,13 @@ using Reply = std::variant<model::Progress, model::Report, model::Failure, model
 /// The whole frame of `reply`. A report that is too long is told with fewer rows of tags, and says so in a
 /// note. Errors: those of encode().
 [[nodiscard]] Result<std::vector<std::byte>> encode_what_fits(const Reply& reply);
+
+// ---- The lines of the history
+
+/// The line of an event, with its end. Texts are made printable, and cut.
+[[nodiscard]] std::string line_of(const model::Event& event);
+
+/// Reads a line without its end. Returns nothing for text of another form, whoever wrote it.
+[[nodiscard]] std::optional<model::Event> parse_event(std::string_view line);
 
 } // namespace gpu_sleep::protocol

@@ -4,23 +4,10 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "protocol/fields.hpp"
 
-#include <fmt/core.h>
-
-#include <array>
 #include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <optional>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::protocol {
 
@@ -127,10 +114,8 @@ public:
     void read(bool& value) { value = number_within<std::uint8_t>(0, 1) == 1; }
     template <class E>
     void read(E& value) requires std::is_enum_v<E> {
-        using Number = std::underlying_type_t<E>;
-        constexpr auto range = accepted(E{});
-        const auto sent = number<Number>();
-        if (sent >= static_cast<Number>(range.first) && sent <= static_cast<Number>(range.last))
+        const auto sent = number<std::underlying_type_t<E>>();
+        if (sent <= k_last<E>)
             value = static_cast<E>(sent);
         else
             fail(fmt::format("value {} of ", sent));

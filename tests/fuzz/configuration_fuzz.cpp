@@ -3,7 +3,7 @@
 // Feeds the reader of configurations with anything. A mistake is told with its file; what is read as the
 // user's own loosens nothing of what is read as the administrator's.
 
-#include "control/policy/config_file.hpp"
+#include "control/policy/policy.hpp"
 
 #include <cstdint>
 #include <cstdlib>

@@ -2,9 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Configuration files: what is read, what is said of mistakes, and whose files are trusted.
 
-#include "control/policy/config_file.hpp"
-
-#include "control/policy/policy.hpp"
+#include "control/policy/policies.hpp"
 #include "support/catch.hpp"
 #include "support/files_of.hpp"
 #include "support/tree.hpp"

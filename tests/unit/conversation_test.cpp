@@ -173,7 +173,7 @@ TEST_CASE(
         has_ended.set_value();
         return {};
     };
-    std::vector<Event> events;
+    std::vector<client::Event> events;
     Conversations conversations(test::questions(agent.question({stay})), &interruptions);
     while (auto event = conversations.next())
         if (!std::holds_alternative<model::Progress>(event->what)) events.push_back(*std::move(event));

@@ -2,9 +2,8 @@
 // Copyright the gpu-sleep authors.
 // From FROM=TO to the list that the driver takes.
 
-#include "control/gpu_moves.hpp"
-
 #include "control/gpus.hpp"
+
 #include "support/catch.hpp"
 
 namespace gpu_sleep::control {
@@ -24,7 +23,7 @@ std::vector<driver::Gpu> machine(int count) {
 }
 
 /// Why `moves` are refused.
-std::string refusal(const std::vector<GpuMove>& moves, const std::vector<driver::Gpu>& gpus,
+std::string refusal(const std::vector<GpuPair>& moves, const std::vector<driver::Gpu>& gpus,
                     const client::BytesByGpu& needs = {}) {
     const auto pairs = plan_gpu_moves(moves, gpus, needs);
     REQUIRE_FALSE(pairs);

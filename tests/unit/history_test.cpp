@@ -4,7 +4,7 @@
 
 #include "control/history.hpp"
 
-#include "protocol/history.hpp"
+#include "protocol/messages.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_sleep;

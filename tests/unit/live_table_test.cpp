@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The table of gpu-ps --watch: its width, its order, and what it says of a process.
 
-#include "cli/show/live_table.hpp"
+#include "cli/show/render.hpp"
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"

@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reports as metrics: which of them are added up, and how texts of others are made safe.
 
-#include "cli/show/metrics.hpp"
+#include "cli/show/render.hpp"
 
 #include "support/catch.hpp"
 #include "support/hostile_text.hpp"

@@ -317,22 +317,18 @@ TEST_CASE("Protocol: values out of range are refused", "[protocol]") {
 }
 
 TEST_CASE("Protocol: what is accepted of each enumeration", "[protocol]") {
-    const auto is_range = [](auto value, unsigned first, unsigned last) {
-        const auto range = accepted(value);
-        return static_cast<unsigned>(range.first) == first && static_cast<unsigned>(range.last) == last;
-    };
-    CHECK(is_range(Level{}, 0, 2));
-    CHECK(is_range(Retention{}, 0, 2));
-    CHECK(is_range(State{}, 0, 4));
-    CHECK(is_range(OnTouch{}, 0, 2));
-    CHECK(is_range(GateMode{}, 0, 1));
-    CHECK(is_range(Store{}, 0, 1));
-    CHECK(is_range(GateState{}, 0, 2));
-    CHECK(is_range(model::Operation{}, 0, 2));
-    CHECK(is_range(model::Transition{}, 0, 2));
-    CHECK(is_range(Progress::Phase{}, 0, 8));
-    CHECK(is_range(Directive::Kind{}, 0, 3));
-    CHECK(is_range(ErrorCode{}, 0, 0xFFFF));
+    CHECK(k_last<Level> == 2);
+    CHECK(k_last<Retention> == 2);
+    CHECK(k_last<State> == 4);
+    CHECK(k_last<OnTouch> == 2);
+    CHECK(k_last<GateMode> == 1);
+    CHECK(k_last<Store> == 1);
+    CHECK(k_last<GateState> == 2);
+    CHECK(k_last<model::Operation> == 2);
+    CHECK(k_last<model::Transition> == 2);
+    CHECK(k_last<Progress::Phase> == 8);
+    CHECK(k_last<Directive::Kind> == 3);
+    CHECK(k_last<ErrorCode> == 0xFFFF);
 }
 
 TEST_CASE("Protocol: the checksum is CRC-32C", "[protocol]") {

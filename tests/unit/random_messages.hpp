@@ -36,7 +36,7 @@ private:
     void fill(Milliseconds& value) { value = Milliseconds(number(1'000'000)); }
     template <class E>
     void fill(E& value) requires std::is_enum_v<E> {
-        value = static_cast<E>(number(static_cast<std::uint64_t>(protocol::accepted(value).last)));
+        value = static_cast<E>(number(protocol::k_last<E>));
     }
     void fill(std::string& text) {
         text.resize(number(40));

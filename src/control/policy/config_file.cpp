@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// From a file to entries, each with its line.
+// From a text to entries, each with its line; the sections and their keys.
 
-#include "control/policy/config_file.hpp"
+#include "control/policy/policy.hpp"
 
-#include "base/files.hpp"
-#include "control/policy/config_reader.hpp"
+#include "base/text.hpp"
+
+#include <fmt/format.h>
 
 #ifdef GPU_SLEEP_HAVE_TOML
 namespace {
@@ -25,20 +26,27 @@ struct Unforeseen {};
 #define TOML_EXCEPTIONS 1
 #define TOML_HEADER_ONLY 1
 #define TOML_ENABLE_FORMATTERS 0
-#include <fmt/format.h>
 #include <toml++/toml.h>
 static_assert(TOML_LIB_MAJOR >= 3);
 #endif
 
-#include <pwd.h>
-
-#include <cstdlib>
-#include <system_error>
-
 namespace gpu_sleep::control::policy {
 namespace {
 
-constexpr std::size_t k_max_file_bytes = 1 << 20;
+/// A value of a file that a setting can have; anything else is `other`, by the word that TOML has for it.
+struct OtherValue {
+    std::string kind;
+};
+/// A section without keys.
+struct EmptySection {};
+using Value = std::variant<bool, std::string, std::vector<std::string>, OtherValue, EmptySection>;
+
+/// A key and its value, such as {"user", "alice", "min-awake"}, and the line in which it is.
+struct Entry {
+    std::vector<std::string> path;
+    Value value;
+    std::uint32_t line = 0;
+};
 
 #ifdef GPU_SLEEP_HAVE_TOML
 
@@ -178,6 +186,176 @@ Result<std::vector<Entry>> entries_of(std::string_view, std::string_view name) {
 
 #endif
 
+/// A key of a section of the kind `Section`.
+template <class Section>
+struct Key {
+    std::string_view name;
+    /// Reads the value into the section. Returns what is wrong with it, or nothing.
+    std::string (*read)(const Value& value, Section& section, std::string_view form);
+    std::string_view form{};           ///< how a text is to be written
+    bool is_for_users_section = false; ///< and in no other
+};
+
+std::string kind_of(const Value& value) {
+    if (std::holds_alternative<bool>(value)) return "a boolean";
+    if (std::holds_alternative<std::string>(value)) return "a string";
+    if (std::holds_alternative<std::vector<std::string>>(value)) return "a list";
+    const auto* const other = std::get_if<OtherValue>(&value);
+    return other ? other->kind : "an empty section";
+}
+
+/// Reads what `parse` makes of a text.
+template <auto Place, auto parse, class Section>
+std::string text(const Value& value, Section& section, std::string_view form) {
+    const auto* const text = std::get_if<std::string>(&value);
+    if (text == nullptr)
+        return fmt::format("this is {}, and must be a string: write it as {}", kind_of(value), form);
+    auto read = parse(*text);
+    if (!read) return read.error().message;
+    section.*Place = *std::move(read);
+    return {};
+}
+
+template <auto Place, class Section>
+std::string flag(const Value& value, Section& section, std::string_view) {
+    const auto* const is_set = std::get_if<bool>(&value);
+    if (is_set == nullptr) return fmt::format("this is {}, and must be true or false", kind_of(value));
+    section.*Place = *is_set;
+    return {};
+}
+
+std::string read_idle(const Value& value, Settings& settings, std::string_view) {
+    std::vector<std::string> texts;
+    if (const auto* const text = std::get_if<std::string>(&value))
+        texts = {*text};
+    else if (const auto* const list = std::get_if<std::vector<std::string>>(&value))
+        texts = *list;
+    else
+        return fmt::format("this is {}, and must be a time, or a list of times: write it as \"15m\" or "
+                           "[\"15m:host\", \"4h:file\"]",
+                           kind_of(value));
+    if (texts == std::vector<std::string>{"never"}) {
+        settings.exempt = true;
+        return {};
+    }
+    std::vector<Rung> rungs;
+    for (const auto& text : texts) {
+        const auto rung = parse_rung(text);
+        if (!rung) return rung.error().message;
+        rungs.push_back(*rung);
+    }
+    auto ladder = make_ladder(std::move(rungs));
+    if (!ladder) return ladder.error().message;
+    settings.idle = *std::move(ladder);
+    return {};
+}
+
+Result<std::string> parse_directory(const std::string& text) {
+    if (!text.starts_with('/') || text.find('\0') != std::string::npos)
+        return make_error(ErrorCode::invalid_argument, "'{}' is not an absolute path", text);
+    return text;
+}
+
+Result<model::Store> parse_store_word(const std::string& text) {
+    if (const auto store = model::parse_store(text)) return *store;
+    return make_error(ErrorCode::invalid_argument, "'{}' is not a store; the stores are host and file", text);
+}
+
+constexpr std::string_view k_size = "\"64GiB\"";
+
+constexpr Key<Settings> k_process_keys[] = {
+    {"idle", read_idle},
+    {"min-awake", text<&Settings::min_awake, parse_duration>, "\"1m\""},
+    {"exempt", flag<&Settings::exempt>},
+    {"directory", text<&Settings::directory, parse_directory>, "\"/var/tmp/gpu-sleep-{user}\""},
+    {"spill", flag<&Settings::spill>},
+    {"host-budget", text<&Settings::host_budget, parse_bytes>, k_size, true},
+};
+
+constexpr Key<TagSettings> k_tag_keys[] = {
+    {"store", text<&TagSettings::store, parse_store_word>, "\"file\""},
+    {"exempt", flag<&TagSettings::exempt>},
+};
+
+constexpr Key<Configuration> k_host_keys[] = {
+    {"budget", text<&Configuration::machine_budget, parse_bytes>, k_size},
+    {"per-user", text<&Configuration::user_budget, parse_bytes>, k_size},
+};
+
+template <class Keys>
+std::vector<std::string_view> names_of(const Keys& keys, bool of_user) {
+    std::vector<std::string_view> names;
+    for (const auto& key : keys)
+        if (of_user || !key.is_for_users_section) names.push_back(key.name);
+    return names;
+}
+
+/// Suggests a correction of `word`, as "; did you mean 'idle'?", or names all of `known`.
+std::string suggestion(std::string_view word, const std::vector<std::string_view>& known) {
+    if (const auto meant = nearest(word, known); !meant.empty())
+        return fmt::format("; did you mean '{}'?", meant);
+    return fmt::format("; there {} {}", known.size() == 1 ? "is" : "are", fmt::join(known, ", "));
+}
+
+/// Puts the value of `name` into `section`.
+template <class Section, class Keys>
+std::string put(Section& section, const Keys& keys, const std::string& name, const Value& value,
+                bool of_user) {
+    for (const auto& key : keys)
+        if (key.name == name && (of_user || !key.is_for_users_section))
+            return key.read(value, section, key.form);
+    return "there is no such key" + suggestion(name, names_of(keys, of_user));
+}
+
+std::string put_named(Configuration& file, const Entry& entry, Author author) {
+    const auto& section = entry.path[0];
+    const auto& name = entry.path[1];
+    const auto& key = entry.path[2];
+    if (section == "command") return put(file.commands[name], k_process_keys, key, entry.value, false);
+    if (section == "user") {
+        if (author == Author::user) return "only the administrator's file has sections for users";
+        return put(file.users[name], k_process_keys, key, entry.value, true);
+    }
+    if (!model::is_valid_tag(name)) return fmt::format("'{}' is not a tag", name);
+    return put(file.tags[name], k_tag_keys, key, entry.value, false);
+}
+
+/// Puts the entry into `file`. Returns what is wrong with it, or nothing: without file and line.
+std::string put_entry(Configuration& file, const Entry& entry, Author author) {
+    const auto& section = entry.path.front();
+    const bool is_plain = section == "reclaim" || section == "host";
+    const auto is_named = [](std::string_view word) {
+        return word == "user" || word == "command" || word == "tag";
+    };
+    const auto depth = is_plain ? 2U : 3U;
+    const auto is_key_of = [&](const auto& keys) {
+        const auto names = names_of(keys, false);
+        return std::ranges::find(names, section) != names.end();
+    };
+    const bool is_key = is_key_of(k_process_keys);
+    if (entry.path.size() == 1 && (is_key || is_key_of(k_host_keys)))
+        return fmt::format("it is in no section: write [{}] above it", is_key ? "reclaim" : "host");
+    if (!is_plain && !is_named(section))
+        return "there is no such section" +
+               suggestion(section, {"reclaim", "host", "user", "command", "tag"});
+    if (entry.path.size() < depth && std::holds_alternative<EmptySection>(entry.value)) return {};
+    if (entry.path.size() < depth)
+        return is_plain ? fmt::format("it should be a section, [{}], with keys", section)
+                        : fmt::format("it should be sections such as [{}.NAME]", section);
+    if (entry.path.size() > depth + 1 && is_named(entry.path[1]))
+        return fmt::format("it is in the section [{}]: write [{}.NAME] above it", section, entry.path[1]);
+    if (entry.path.size() > depth) return "there is no such key";
+    if (depth == 3) return put_named(file, entry, author);
+    if (section == "reclaim" && entry.path[1] == "notify") {
+        if (author == Author::user) return "only the administrator's file names a program to run";
+        return text<&Configuration::notify, parse_directory>(entry.value, file, "\"/etc/gpu-sleep-notify\"");
+    }
+    if (section == "reclaim") return put(file.reclaim, k_process_keys, entry.path[1], entry.value, false);
+    if (author == Author::user && entry.path[1] == "budget")
+        return "only the administrator's file has a budget for the machine; use per-user for your own";
+    return put(file, k_host_keys, entry.path[1], entry.value, true);
+}
+
 /// Returns why a ladder of a user's file cannot lead to files; empty if it can. One of the administrator's
 /// may rely on each user's directory: decide() looks there.
 std::string ladder_problem(const Configuration& file, const Entry& entry) {
@@ -190,64 +368,7 @@ std::string ladder_problem(const Configuration& file, const Entry& entry) {
     return k_directory_missing;
 }
 
-Error refusal(const std::filesystem::path& path, std::string_view why) {
-    return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
-}
-
-/// Refuses what is not of `type`, or what others than `owner` could have changed.
-Result<void> check_trusted(const UniqueFd& place, mode_t type, const std::filesystem::path& path,
-                           uid_t owner) {
-    struct stat status {};
-    if (!place || ::fstat(place.get(), &status) != 0)
-        return errno_error(ErrorCode::io_failed, errno, "open", path.string());
-    if ((status.st_mode & S_IFMT) != type)
-        return refusal(path, type == S_IFDIR ? "it is not a folder" : "it is not a regular file");
-    const bool may_be_roots = status.st_uid == 0 && owner == ::geteuid();
-    if (status.st_uid != owner && !may_be_roots) return refusal(path, "it belongs to somebody else");
-    if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return refusal(path, "users other than its owner may write to it (chmod go-w)");
-    return {};
-}
-
-std::string home_of(uid_t user) {
-    std::array<char, 4096> buffer;
-    passwd entry{};
-    passwd* found = nullptr;
-    if (::getpwuid_r(user, &entry, buffer.data(), buffer.size(), &found) == 0 && found) return found->pw_dir;
-    return {};
-}
-
-std::string absolute_variable(const char* name) {
-    const char* const value = std::getenv(name);
-    return value != nullptr && value[0] == '/' ? value : "";
-}
-
 } // namespace
-
-Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
-    const UniqueFd place(
-        open_file(AT_FDCWD, path.c_str(), O_PATH | O_CLOEXEC)); // to open a device may do something
-    GPU_SLEEP_TRY(check_trusted(place, S_IFREG, path, owner));
-    UniqueFd file(
-        open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
-    return file;
-}
-
-Result<UniqueFd> open_trusted_program(const std::filesystem::path& path, uid_t owner) {
-    std::error_code failure;
-    const auto real = std::filesystem::canonical(path, failure); // so a link on the way is an intruder's
-    if (failure) return errno_error(ErrorCode::io_failed, failure.value(), "open", path.string());
-    auto way = real.root_path();
-    UniqueFd place(open_file(AT_FDCWD, way.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-    for (const auto& name : real.relative_path()) {
-        GPU_SLEEP_TRY(check_trusted(place, S_IFDIR, way, owner));
-        way /= name;
-        place = UniqueFd(open_file(place.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
-    }
-    GPU_SLEEP_TRY(check_trusted(place, S_IFREG, way, owner));
-    return place;
-}
 
 Result<Configuration> parse_configuration(std::string_view text, std::string_view name, Author author,
                                           bool has_directory) {
@@ -265,29 +386,6 @@ Result<Configuration> parse_configuration(std::string_view text, std::string_vie
         if (const auto problem = ladder_problem(file, entry); !problem.empty())
             return make_error(ErrorCode::invalid_argument, "{}: {}", at(entry), problem);
     return file;
-}
-
-Result<std::optional<Configuration>> read_configuration(const std::filesystem::path& path, Author author,
-                                                        uid_t owner, bool has_directory) {
-    const auto file = open_trusted(path, owner);
-    if (!file && (file.error().driver_status == ENOENT || file.error().driver_status == ENOTDIR))
-        return std::optional<Configuration>();
-    if (!file) return file.error();
-    const auto text = read_open_file(file->get(), k_max_file_bytes);
-    if (!text && errno == EFBIG) return refusal(path, "it is longer than " + format_bytes(k_max_file_bytes));
-    if (!text) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
-    auto read = GPU_SLEEP_TRY(parse_configuration(*text, path.string(), author, has_directory));
-    return std::optional(std::move(read));
-}
-
-std::filesystem::path user_file(uid_t user) {
-    constexpr const char* k_name = "gpu-sleep.toml";
-    const bool is_own = user == ::geteuid();
-    if (const auto own = is_own ? absolute_variable("XDG_CONFIG_HOME") : std::string(); !own.empty())
-        return std::filesystem::path(own) / k_name;
-    auto home = is_own ? absolute_variable("HOME") : std::string();
-    if (home.empty()) home = home_of(user);
-    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".config" / k_name;
 }
 
 } // namespace gpu_sleep::control::policy

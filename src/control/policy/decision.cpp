@@ -49,6 +49,68 @@ bool heed_tags(const Policy& policy, const std::vector<std::string>& names, mode
     return !has_exempt || !left.empty();
 }
 
+Bytes minus(Bytes from, Bytes what) noexcept {
+    return from - std::min(from, what);
+}
+
+/// Takes off what the holders hold until a budget is kept.
+class Planner {
+public:
+    Planner(const std::vector<Holder>& holders, HostPlan& plan) : holders_(holders), plan_(plan) {}
+
+    /// Over the holders of `user`, or over all.
+    void keep(Bytes budget, std::optional<uid_t> user) {
+        auto chosen = holders_of(user);
+        const auto by = [&](auto&& what) {
+            std::ranges::stable_sort(
+                chosen, [&](std::size_t one, std::size_t other) { return what(one) > what(other); });
+        };
+        by([&](std::size_t i) { return holders_[i].retained; });
+        for (const auto i : chosen)
+            if (needed(user) > budget && holders_[i].retained > 0 && !released_[i]) {
+                released_[i] = true;
+                plan_.release.push_back(i);
+            }
+        by([&](std::size_t i) { return holders_[i].unused_seconds; });
+        for (const auto i : chosen)
+            if (needed(user) > budget && holders_[i].can_move && left_of(i) > 0 && !moved_[i]) {
+                moved_[i] = true;
+                plan_.move.push_back(i);
+            }
+        if (const auto now = held(user); now > budget) plan_.left.push_back({user, budget, now});
+    }
+
+private:
+    [[nodiscard]] std::vector<std::size_t> holders_of(std::optional<uid_t> user) const {
+        std::vector<std::size_t> chosen;
+        for (std::size_t i = 0; i < holders_.size(); ++i)
+            if (!user || holders_[i].user == *user) chosen.push_back(i);
+        return chosen;
+    }
+    /// How much the holder has once the plan is done, without what is incoming.
+    [[nodiscard]] Bytes left_of(std::size_t i) const {
+        const auto& holder = holders_[i];
+        if (moved_[i]) return 0;
+        return released_[i] ? minus(holder.held, holder.retained) : holder.held;
+    }
+    [[nodiscard]] Bytes held(std::optional<uid_t> user) const {
+        Bytes sum = 0;
+        for (const auto i : holders_of(user)) sum += left_of(i);
+        return sum;
+    }
+    /// With what is incoming.
+    [[nodiscard]] Bytes needed(std::optional<uid_t> user) const {
+        Bytes sum = held(user);
+        for (const auto i : holders_of(user)) sum += holders_[i].incoming;
+        return sum;
+    }
+
+    const std::vector<Holder>& holders_;
+    HostPlan& plan_;
+    std::vector<bool> released_ = std::vector<bool>(holders_.size());
+    std::vector<bool> moved_ = std::vector<bool>(holders_.size());
+};
+
 } // namespace
 
 bool sleeps_in_host_memory(const model::Report& report) noexcept {
@@ -133,72 +195,6 @@ model::IdleSleepRequest request_to_move(const std::string& directory) {
     request.sleep.directory = directory;
     return request;
 }
-
-namespace {
-
-Bytes minus(Bytes from, Bytes what) noexcept {
-    return from - std::min(from, what);
-}
-
-/// Takes off what the holders hold until a budget is kept.
-class Planner {
-public:
-    Planner(const std::vector<Holder>& holders, HostPlan& plan) : holders_(holders), plan_(plan) {}
-
-    /// Over the holders of `user`, or over all.
-    void keep(Bytes budget, std::optional<uid_t> user) {
-        auto chosen = holders_of(user);
-        const auto by = [&](auto&& what) {
-            std::ranges::stable_sort(
-                chosen, [&](std::size_t one, std::size_t other) { return what(one) > what(other); });
-        };
-        by([&](std::size_t i) { return holders_[i].retained; });
-        for (const auto i : chosen)
-            if (held(user) + incoming(user) > budget && holders_[i].retained > 0 && !released_[i]) {
-                released_[i] = true;
-                plan_.release.push_back(i);
-            }
-        by([&](std::size_t i) { return holders_[i].unused_seconds; });
-        for (const auto i : chosen)
-            if (held(user) + incoming(user) > budget && holders_[i].can_move && left_of(i) > 0 &&
-                !moved_[i]) {
-                moved_[i] = true;
-                plan_.move.push_back(i);
-            }
-        if (const auto now = held(user); now > budget) plan_.left.push_back({user, budget, now});
-    }
-
-private:
-    [[nodiscard]] std::vector<std::size_t> holders_of(std::optional<uid_t> user) const {
-        std::vector<std::size_t> chosen;
-        for (std::size_t i = 0; i < holders_.size(); ++i)
-            if (!user || holders_[i].user == *user) chosen.push_back(i);
-        return chosen;
-    }
-    /// How much the holder has once the plan is done, without what is incoming.
-    [[nodiscard]] Bytes left_of(std::size_t i) const {
-        const auto& holder = holders_[i];
-        if (moved_[i]) return 0;
-        return released_[i] ? minus(holder.held, holder.retained) : holder.held;
-    }
-    [[nodiscard]] Bytes held(std::optional<uid_t> user) const {
-        Bytes sum = 0;
-        for (const auto i : holders_of(user)) sum += left_of(i);
-        return sum;
-    }
-    [[nodiscard]] Bytes incoming(std::optional<uid_t> user) const {
-        Bytes sum = 0;
-        for (const auto i : holders_of(user)) sum += holders_[i].incoming;
-        return sum;
-    }
-
-    const std::vector<Holder>& holders_;
-    HostPlan& plan_;
-    std::vector<bool> released_ = std::vector<bool>(holders_.size());
-    std::vector<bool> moved_ = std::vector<bool>(holders_.size());
-};
-
-} // namespace
 
 HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& budgets) {
     HostPlan plan;

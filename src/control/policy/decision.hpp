@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "base/units.hpp"
 #include "control/policy/policy.hpp"
 #include "model/report.hpp"
 #include "model/request.hpp"

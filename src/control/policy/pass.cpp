@@ -45,72 +45,6 @@ Holder holder_of(const Seen& seen) {
     return holder;
 }
 
-} // namespace
-
-Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Milliseconds patience) {
-    auto targets = whom.is_for_all() ? find_all(finder, whom.user)
-                                     : find_targets(finder, whom.words.front(), {.user = whom.user});
-    if (!targets) return std::move(targets).error();
-    auto outcomes = ask_each(finder, *std::move(targets), model::StatusRequest(), patience);
-    if (whom.is_for_all()) drop_ended(outcomes);
-    Look look;
-    for (auto& outcome : outcomes) {
-        auto& process = outcome.process;
-        auto* const report = std::get_if<model::Report>(&outcome.answer);
-        if (!report) {
-            look.failed.push_back(std::move(outcome));
-            continue;
-        }
-        auto policy = policies.of(process, report->name);
-        auto decision = decide(policy, *report);
-        if (decision)
-            look.seen.push_back(
-                {std::move(process), std::move(*report), std::move(policy), *std::move(decision)});
-        else
-            look.failed.push_back(
-                {std::move(process), model::Failure{std::move(decision).error(), report->state}});
-    }
-    return look;
-}
-
-void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience) {
-    std::vector<Decision*> asked;
-    std::deque<protocol::Request> requests;
-    std::vector<client::Question> questions;
-    for (auto& each : seen) {
-        if (!each.decision.request) continue;
-        auto request = *each.decision.request;
-        // No rehearsal tells what only the driver would add to a sleep.
-        if (request.sleep.deep && tier_of(each.report) != Tier::awake) continue;
-        auto socket = finder.connect(each.process);
-        if (!socket) continue;
-        request.sleep.dry_run = true;
-        request.sleep.timeout = patience / 2; // to wait for another operation
-        asked.push_back(&each.decision);
-        questions.push_back({*std::move(socket), &requests.emplace_back(std::move(request)), {patience}});
-    }
-    const auto answers = client::ask_all(std::move(questions));
-    for (std::size_t i = 0; i < answers.size(); ++i)
-        if (!std::holds_alternative<Error>(answers[i]))
-            if (auto reason = client::refusal_in(answers[i]); !reason.empty())
-                *asked[i] = {{}, std::move(reason)};
-}
-
-std::vector<Holder> holders_of(const std::vector<Seen>& seen) {
-    std::vector<Holder> holders;
-    std::transform(seen.begin(), seen.end(), std::back_inserter(holders), holder_of);
-    return holders;
-}
-
-std::vector<Process> processes_of(const Look& look) {
-    std::vector<Process> processes;
-    std::transform(look.seen.begin(), look.seen.end(), std::back_inserter(processes),
-                   [](const Seen& each) { return each.process; });
-    return processes;
-}
-
-namespace {
-
 std::string whose(const HostPlan::Excess& excess) {
     return excess.user ? user_name(*excess.user) + "'s processes" : "all processes";
 }
@@ -182,6 +116,68 @@ void carry_out(const PassRequest& pass, Finder& finder, Requests requests, Clock
 }
 
 } // namespace
+
+Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Milliseconds patience) {
+    auto targets =
+        GPU_SLEEP_TRY(whom.is_for_all() ? find_all(finder, whom.user)
+                                        : find_targets(finder, whom.words.front(), {.user = whom.user}));
+    auto outcomes = ask_each(finder, std::move(targets), model::StatusRequest(), patience);
+    if (whom.is_for_all()) drop_ended(outcomes);
+    Look look;
+    for (auto& outcome : outcomes) {
+        auto& process = outcome.process;
+        auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (!report) {
+            look.failed.push_back(std::move(outcome));
+            continue;
+        }
+        auto policy = policies.of(process, report->name);
+        auto decision = decide(policy, *report);
+        if (decision)
+            look.seen.push_back(
+                {std::move(process), std::move(*report), std::move(policy), *std::move(decision)});
+        else
+            look.failed.push_back(
+                {std::move(process), model::Failure{std::move(decision).error(), report->state}});
+    }
+    return look;
+}
+
+void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience) {
+    std::vector<Decision*> asked;
+    std::deque<protocol::Request> requests;
+    std::vector<client::Question> questions;
+    for (auto& each : seen) {
+        if (!each.decision.request) continue;
+        auto request = *each.decision.request;
+        // No rehearsal tells what only the driver would add to a sleep.
+        if (request.sleep.deep && tier_of(each.report) != Tier::awake) continue;
+        auto socket = finder.connect(each.process);
+        if (!socket) continue;
+        request.sleep.dry_run = true;
+        request.sleep.timeout = patience / 2; // to wait for another operation
+        asked.push_back(&each.decision);
+        questions.push_back({*std::move(socket), &requests.emplace_back(std::move(request)), {patience}});
+    }
+    const auto answers = client::ask_all(std::move(questions));
+    for (std::size_t i = 0; i < answers.size(); ++i)
+        if (!std::holds_alternative<Error>(answers[i]))
+            if (auto reason = client::refusal_in(answers[i]); !reason.empty())
+                *asked[i] = {{}, std::move(reason)};
+}
+
+std::vector<Holder> holders_of(const std::vector<Seen>& seen) {
+    std::vector<Holder> holders;
+    std::transform(seen.begin(), seen.end(), std::back_inserter(holders), holder_of);
+    return holders;
+}
+
+std::vector<Process> processes_of(const Look& look) {
+    std::vector<Process> processes;
+    std::transform(look.seen.begin(), look.seen.end(), std::back_inserter(processes),
+                   [](const Seen& each) { return each.process; });
+    return processes;
+}
 
 Result<Passed> pass(const PassRequest& request, Policies& policies) {
     Finder finder;

@@ -5,10 +5,7 @@
 
 #pragma once
 
-#include "control/command.hpp"
-#include "control/policy/decision.hpp"
 #include "control/policy/policies.hpp"
-#include "control/targets.hpp"
 #include "control/tasks.hpp"
 
 #include <set>

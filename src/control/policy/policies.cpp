@@ -1,13 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Reading the files, and putting the policies together.
+// Reading the files that may be trusted, and putting the policies together.
 
 #include "control/policy/policies.hpp"
 
+#include "base/files.hpp"
 #include "base/text.hpp"
+
+#include <pwd.h>
+
+#include <cstdlib>
 
 namespace gpu_sleep::control::policy {
 namespace {
+
+constexpr const char* k_system_file = "/etc/gpu-sleep.toml";
+constexpr std::size_t k_max_file_bytes = 1 << 20;
+
+Error refusal(const std::filesystem::path& path, std::string_view why) {
+    return make_error(ErrorCode::not_permitted, "{} is not used: {}", path.string(), why);
+}
+
+/// Refuses what is not of `type`, or what others than `owner` could have changed.
+Result<void> check_trusted(const UniqueFd& place, mode_t type, const std::filesystem::path& path,
+                           uid_t owner) {
+    struct stat status {};
+    if (!place || ::fstat(place.get(), &status) != 0)
+        return errno_error(ErrorCode::io_failed, errno, "open", path.string());
+    if ((status.st_mode & S_IFMT) != type)
+        return refusal(path, type == S_IFDIR ? "it is not a folder" : "it is not a regular file");
+    const bool may_be_roots = status.st_uid == 0 && owner == ::geteuid();
+    if (status.st_uid != owner && !may_be_roots) return refusal(path, "it belongs to somebody else");
+    if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return refusal(path, "users other than its owner may write to it (chmod go-w)");
+    return {};
+}
+
+std::string home_of(uid_t user) {
+    std::array<char, 4096> buffer;
+    passwd entry{};
+    passwd* found = nullptr;
+    if (::getpwuid_r(user, &entry, buffer.data(), buffer.size(), &found) == 0 && found) return found->pw_dir;
+    return {};
+}
+
+std::string absolute_variable(const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && value[0] == '/' ? value : "";
+}
+
+/// Opens a file for reading, once it is known to be a plain one that only `owner` may write to, or root. One
+/// of another user's must be that user's own: a link of theirs may lead to root's. Errors: not_permitted,
+/// io_failed.
+Result<UniqueFd> open_trusted(const std::filesystem::path& path, uid_t owner) {
+    const UniqueFd place(
+        open_file(AT_FDCWD, path.c_str(), O_PATH | O_CLOEXEC)); // to open a device may do something
+    GPU_SLEEP_TRY(check_trusted(place, S_IFREG, path, owner));
+    UniqueFd file(
+        open_file(AT_FDCWD, fmt::format("/proc/self/fd/{}", place.get()).c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file) return errno_error(ErrorCode::io_failed, errno, "open", path.string());
+    return file;
+}
+
+/// Opens a program to be run (O_PATH), which only root or `owner` could have put there: nobody else owns it
+/// or a folder above it, or may write to one. Errors: not_permitted (names what is wrong), io_failed.
+Result<UniqueFd> open_trusted_program(const std::filesystem::path& path, uid_t owner) {
+    std::error_code failure;
+    const auto real = std::filesystem::canonical(path, failure); // so a link on the way is an intruder's
+    if (failure) return errno_error(ErrorCode::io_failed, failure.value(), "open", path.string());
+    auto way = real.root_path();
+    UniqueFd place(open_file(AT_FDCWD, way.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    for (const auto& name : real.relative_path()) {
+        GPU_SLEEP_TRY(check_trusted(place, S_IFDIR, way, owner));
+        way /= name;
+        place = UniqueFd(open_file(place.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    }
+    GPU_SLEEP_TRY(check_trusted(place, S_IFREG, way, owner));
+    return place;
+}
+
+/// Where the user's own file is: of this process's user as its environment says, of others beneath their home
+/// directory. Empty if that is not known. May ask the network.
+std::filesystem::path user_file(uid_t user) {
+    constexpr const char* k_name = "gpu-sleep.toml";
+    const bool is_own = user == ::geteuid();
+    if (const auto own = is_own ? absolute_variable("XDG_CONFIG_HOME") : std::string(); !own.empty())
+        return std::filesystem::path(own) / k_name;
+    auto home = is_own ? absolute_variable("HOME") : std::string();
+    if (home.empty()) home = home_of(user);
+    return home.empty() ? std::filesystem::path() : std::filesystem::path(home) / ".config" / k_name;
+}
 
 /// Whether a section names a directory, which may hold for any user's processes.
 bool names_directory(const Configuration& file) {
@@ -17,6 +99,19 @@ bool names_directory(const Configuration& file) {
 }
 
 } // namespace
+
+Result<std::optional<Configuration>> read_configuration(const std::filesystem::path& path, Author author,
+                                                        uid_t owner, bool has_directory) {
+    const auto file = open_trusted(path, owner);
+    if (!file && (file.error().driver_status == ENOENT || file.error().driver_status == ENOTDIR))
+        return std::optional<Configuration>();
+    if (!file) return file.error();
+    const auto text = read_open_file(file->get(), k_max_file_bytes);
+    if (!text && errno == EFBIG) return refusal(path, "it is longer than " + format_bytes(k_max_file_bytes));
+    if (!text) return errno_error(ErrorCode::io_failed, errno, "read", path.string());
+    auto read = GPU_SLEEP_TRY(parse_configuration(*text, path.string(), author, has_directory));
+    return std::optional(std::move(read));
+}
 
 Result<void> Policies::load(const Sources& sources) {
     if (sources.ladder) {

@@ -5,11 +5,16 @@
 
 #pragma once
 
-#include "control/policy/config_file.hpp"
 #include "control/policy/decision.hpp"
 #include "control/process_info.hpp"
 
 namespace gpu_sleep::control::policy {
+
+/// The same, of a file that belongs to `owner` (this process's user's may be root's, too), and that nobody
+/// else can write to; nothing if it does not exist. Opens nothing but plain files. Errors: not_permitted
+/// (somebody else could have written it), io_failed, those of parse_configuration().
+[[nodiscard]] Result<std::optional<Configuration>>
+read_configuration(const std::filesystem::path& path, Author author, uid_t owner, bool has_directory = false);
 
 /// Where policies come from.
 struct Sources {

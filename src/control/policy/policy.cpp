@@ -13,6 +13,54 @@ namespace {
 
 constexpr std::array k_tiers{Tier::host, Tier::file, Tier::deep}; // that a rung may have
 
+template <class T>
+void take_over(std::optional<T>& to, const std::optional<T>& from) {
+    if (from) to = from;
+}
+
+/// Overrides `to` by what `more` sets. `section` is its name, for people.
+void add(Settings& to, const Settings& more, const std::string& section, const std::string& file) {
+    const auto name_of = [&](const char* key) {
+        return printable(fmt::format("{}.{} of {}", section, key, file));
+    };
+    const auto take = [&](auto place, const char* key) {
+        if (more.*place) to.grounds.note(key, name_of(key));
+        take_over(to.*place, more.*place);
+    };
+    // A section that says when to sleep ends an exemption, and the other way round.
+    if (more.idle && !more.exempt && to.exempt.value_or(false))
+        to.grounds.overridden.push_back(std::exchange(to.grounds.said_by["exempt"], {}) + ", by " +
+                                        name_of("idle"));
+    if (more.idle && !more.exempt) to.exempt.reset();
+    take(&Settings::idle, "idle");
+    take(&Settings::exempt, "exempt");
+    take(&Settings::min_awake, "min-awake");
+    take(&Settings::directory, "directory");
+    take(&Settings::spill, "spill");
+    take(&Settings::host_budget, "host-budget");
+}
+
+template <class Sections>
+void add_section(Settings& to, const Sections& sections, const std::string& kind, const std::string& name,
+                 const std::string& file) {
+    if (const auto found = sections.find(name); found != sections.end())
+        add(to, found->second, kind + "." + name, file);
+}
+
+template <class T>
+std::optional<T> smaller_of(const std::optional<T>& one, const std::optional<T>& other) {
+    if (!one || !other) return one ? one : other;
+    return std::min(*one, *other);
+}
+
+std::string in_place_of_user(std::string directory, const std::string& user) {
+    constexpr std::string_view k_user = "{user}";
+    for (auto at = directory.find(k_user); at != std::string::npos;
+         at = directory.find(k_user, at + user.size()))
+        directory.replace(at, k_user.size(), user);
+    return directory;
+}
+
 } // namespace
 
 std::string_view to_string(Tier tier) noexcept {
@@ -70,10 +118,7 @@ bool leads_to_files(const Ladder& ladder) noexcept {
 }
 
 std::string to_text(Milliseconds time) {
-    struct Unit {
-        std::int64_t milliseconds;
-        const char* name;
-    };
+    using Unit = std::pair<std::int64_t, const char*>;
     if (time.count() == 0) return "0s";
     for (const auto& [milliseconds, name] :
          {Unit{86'400'000, "d"}, Unit{3'600'000, "h"}, Unit{60'000, "m"}, Unit{1'000, "s"}})
@@ -87,58 +132,6 @@ std::string to_text(const Ladder& ladder) {
         text += fmt::format("{}{} {}", text.empty() ? "" : ", ", to_text(rung.idle), to_string(rung.tier));
     return text.empty() ? "never" : text;
 }
-
-namespace {
-
-template <class T>
-void take_over(std::optional<T>& to, const std::optional<T>& from) {
-    if (from) to = from;
-}
-
-/// Overrides `to` by what `more` sets. `section` is its name, for people.
-void add(Settings& to, const Settings& more, const std::string& section, const std::string& file) {
-    const auto name_of = [&](const char* key) {
-        return printable(fmt::format("{}.{} of {}", section, key, file));
-    };
-    const auto take = [&](auto place, const char* key) {
-        if (more.*place) to.grounds.note(key, name_of(key));
-        take_over(to.*place, more.*place);
-    };
-    // A section that says when to sleep ends an exemption, and the other way round.
-    if (more.idle && !more.exempt && to.exempt.value_or(false))
-        to.grounds.overridden.push_back(std::exchange(to.grounds.said_by["exempt"], {}) + ", by " +
-                                        name_of("idle"));
-    if (more.idle && !more.exempt) to.exempt.reset();
-    take(&Settings::idle, "idle");
-    take(&Settings::exempt, "exempt");
-    take(&Settings::min_awake, "min-awake");
-    take(&Settings::directory, "directory");
-    take(&Settings::spill, "spill");
-    take(&Settings::host_budget, "host-budget");
-}
-
-template <class Sections>
-void add_section(Settings& to, const Sections& sections, const std::string& kind, const std::string& name,
-                 const std::string& file) {
-    if (const auto found = sections.find(name); found != sections.end())
-        add(to, found->second, kind + "." + name, file);
-}
-
-template <class T>
-std::optional<T> smaller_of(const std::optional<T>& one, const std::optional<T>& other) {
-    if (!one || !other) return one ? one : other;
-    return std::min(*one, *other);
-}
-
-std::string in_place_of_user(std::string directory, const std::string& user) {
-    constexpr std::string_view k_user = "{user}";
-    for (auto at = directory.find(k_user); at != std::string::npos;
-         at = directory.find(k_user, at + user.size()))
-        directory.replace(at, k_user.size(), user);
-    return directory;
-}
-
-} // namespace
 
 void Grounds::note(const std::string& key, const std::string& setting) {
     auto& said = said_by[key];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The contents of a configuration, the ladder down which it leads a process the longer that is idle, and the
-// policy that follows for one process. Plain data and pure functions: config_file.hpp reads it.
+// policy that follows for one process. Plain data and pure functions.
 
 #pragma once
 
@@ -105,6 +105,12 @@ struct Configuration {
     std::optional<Bytes> user_budget;    ///< for each user
     std::optional<std::string> notify;   ///< the program that hears of each pass; an absolute path
 };
+
+/// Reads the text of a configuration. `name` is what messages call it; `has_directory`: the administrator's
+/// file names one for the ladders of a user's that lead to files. Errors: invalid_argument (the file, the
+/// line and the key; so far as it is TOML); unsupported (this build has no parser for TOML).
+[[nodiscard]] Result<Configuration> parse_configuration(std::string_view text, std::string_view name,
+                                                        Author author, bool has_directory = false);
 
 /// The process that a policy applies to.
 struct Subject {
