@@ -47,7 +47,7 @@ private:
 
 /// Memory of the device whose context was current. Freed when destroyed, which waits for work that uses it;
 /// its context is current then. Move-only.
-class DeviceBuffer {
+class DeviceBuffer : Owned<DeviceBuffer, AddressSpan> {
 public:
     /// Errors: out_of_device_memory, driver_failed, context_lost. Source: CUDA Driver API, cuMemAlloc.
     [[nodiscard]] static Result<DeviceBuffer> create(const Api& api, Bytes bytes) {
@@ -55,25 +55,21 @@ public:
         GPU_SLEEP_DRIVER_TRY(api, cuMemAlloc, "cannot allocate memory to work in", &address, bytes);
         return DeviceBuffer(api, {address, bytes});
     }
-    DeviceBuffer(DeviceBuffer&& other) noexcept : api_(other.api_), span_(std::exchange(other.span_, {})) {}
-    DeviceBuffer& operator=(DeviceBuffer&&) = delete;
-    ~DeviceBuffer() { static_cast<void>(free()); }
 
     /// It went with its context, and its addresses may be another's.
-    void forget() noexcept { span_ = {}; }
+    void forget() noexcept { static_cast<void>(release()); }
     /// Returns false if it is still there.
     [[nodiscard]] bool free() noexcept {
-        if (span_.bytes != 0 && api_.cuMemFree(span_.address) == CUDA_SUCCESS) span_ = {};
-        return span_.bytes == 0;
+        if (api().cuMemFree(get().address) == CUDA_SUCCESS) forget();
+        return get().bytes == 0;
     }
 
-    [[nodiscard]] AddressSpan span() const noexcept { return span_; }
+    [[nodiscard]] AddressSpan span() const noexcept { return get(); }
 
 private:
-    DeviceBuffer(const Api& api, AddressSpan span) noexcept : api_(api), span_(span) {}
-
-    const Api& api_;
-    AddressSpan span_;
+    friend Owned;
+    using Owned::Owned;
+    static void give_back(const Api& api, AddressSpan span) noexcept { api.cuMemFree(span.address); }
 };
 
 } // namespace gpu_sleep::driver

@@ -28,34 +28,6 @@ Result<VaReservation> VaReservation::create(const Api& api, Bytes bytes) {
     return VaReservation(api, {address, bytes});
 }
 
-VaReservation& VaReservation::operator=(VaReservation&& other) noexcept {
-    if (this != &other) {
-        reset();
-        api_ = other.api_;
-        span_ = std::exchange(other.span_, {});
-    }
-    return *this;
-}
-
-void VaReservation::reset() noexcept {
-    if (span_.bytes != 0) api_->cuMemAddressFree(span_.address, span_.bytes);
-    span_ = {};
-}
-
-PhysicalMemory& PhysicalMemory::operator=(PhysicalMemory&& other) noexcept {
-    if (this != &other) {
-        reset();
-        api_ = other.api_;
-        handle_ = other.release();
-    }
-    return *this;
-}
-
-void PhysicalMemory::reset() noexcept {
-    if (handle_ != 0) api_->cuMemRelease(handle_);
-    handle_ = 0;
-}
-
 bool can_map_host_memory(const Api& api, int device) {
     // Headers before CUDA 13 lack its name.
     constexpr auto k_is_supported = static_cast<CUdevice_attribute>(141);

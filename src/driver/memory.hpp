@@ -21,6 +21,7 @@ struct AddressSpan {
     DeviceAddress address = 0;
     Bytes bytes = 0;
     [[nodiscard]] DeviceAddress end() const noexcept { return address + bytes; }
+    friend bool operator==(const AddressSpan&, const AddressSpan&) = default;
 };
 
 /// A set of device ordinals, the lowest bit for device 0. No host has more than 64 devices.
@@ -28,46 +29,29 @@ using DeviceMask = std::uint64_t;
 inline constexpr int k_max_devices = 64;
 
 /// Reserved address space, freed when destroyed. Move-only.
-class VaReservation {
+class VaReservation : public Owned<VaReservation, AddressSpan> {
 public:
     /// Errors: out_of_device_memory, driver_failed. Source: CUDA Driver API, cuMemAddressReserve.
     [[nodiscard]] static Result<VaReservation> create(const Api& api, Bytes bytes);
-
-    VaReservation(VaReservation&& other) noexcept : api_(other.api_), span_(std::exchange(other.span_, {})) {}
-    VaReservation& operator=(VaReservation&& other) noexcept;
-    ~VaReservation() { reset(); }
-
-    [[nodiscard]] AddressSpan span() const noexcept { return span_; }
+    [[nodiscard]] AddressSpan span() const noexcept { return get(); }
 
 private:
-    VaReservation(const Api& api, AddressSpan span) noexcept : api_(&api), span_(span) {}
-    void reset() noexcept;
-
-    const Api* api_;
-    AddressSpan span_;
+    friend Owned;
+    using Owned::Owned;
+    static void give_back(const Api& api, AddressSpan span) noexcept {
+        api.cuMemAddressFree(span.address, span.bytes);
+    }
 };
 
 /// Physical memory on one device, released when destroyed. Move-only.
-class PhysicalMemory {
+class PhysicalMemory : public Owned<PhysicalMemory, CUmemGenericAllocationHandle> {
 public:
     using Handle = CUmemGenericAllocationHandle;
-
-    /// Takes over a handle that release() gave away.
-    PhysicalMemory(const Api& api, Handle handle) noexcept : api_(&api), handle_(handle) {}
-    PhysicalMemory(PhysicalMemory&& other) noexcept
-        : api_(other.api_), handle_(std::exchange(other.handle_, 0)) {}
-    PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
-    ~PhysicalMemory() { reset(); }
-
-    [[nodiscard]] Handle get() const noexcept { return handle_; }
-    /// Gives the handle away; the caller releases it.
-    [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, 0); }
+    using Owned::Owned;
 
 private:
-    void reset() noexcept;
-
-    const Api* api_;
-    Handle handle_;
+    friend Owned;
+    static void give_back(const Api& api, Handle handle) noexcept { api.cuMemRelease(handle); }
 };
 
 /// The properties of new memory on one device, queried once: its granularity, and those that cannot be added

@@ -215,7 +215,7 @@ Result<Verdict> LiveMove::copy_all(driver::DeviceSession& session) {
     auto blocks = stale_blocks(blocks_, Side::old_one);
     const auto copies = stale_blocks(blocks_, Side::new_one);
     for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].copy = copies[i].address;
-    const auto read = GPU_SLEEP_TRY(session.copy_and_fingerprint(blocks));
+    const auto read = GPU_SLEEP_TRY(session.fingerprint(blocks));
     GPU_SLEEP_TRY(session.synchronize());
     const std::vector<Fingerprint> copied(read.begin(), read.end()); // which the next call overwrites
     GPU_SLEEP_TRY(check_copies(session, copied));

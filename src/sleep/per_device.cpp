@@ -18,8 +18,7 @@ Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& a
     report.free_before = memory.free;
     report.total = memory.total;
     const bool is_tight = needed > 0 && memory.free < needed + k_spared;
-    return is_tight ? driver::DeviceSession::open_without_streams(api, std::move(context))
-                    : driver::DeviceSession::open(api, std::move(context));
+    return driver::DeviceSession::open(api, std::move(context), !is_tight);
 }
 
 Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing) {

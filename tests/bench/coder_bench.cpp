@@ -205,7 +205,7 @@ public:
         std::vector<FingerprintBlock> parts;
         for (std::size_t i = 0; i < blocks_; ++i)
             parts.push_back({from + i * k_block, k_block, returned_.address() + i * k_block});
-        if (!session_.copy_and_fingerprint(parts)) fail("copying by a kernel failed");
+        if (!session_.fingerprint(parts)) fail("copying by a kernel failed");
         check(session_.synchronize());
     }
 
