@@ -61,9 +61,7 @@ struct KeptRange {
 
 /// What the places of the range take, in any store.
 [[nodiscard]] inline Bytes bytes_placed(const KeptRange& range) noexcept {
-    Bytes sum = 0;
-    for (const auto& block : range.blocks) sum += block.place.bytes;
-    return sum;
+    return sum_of(range.blocks, [](const Block& block) { return block.place.bytes; });
 }
 
 /// Blocks that `bytes` are cut into.

@@ -46,10 +46,8 @@ void for_each_part(const KeptRange& range, Use&& use) {
 
 /// What the range takes of the host cache.
 Bytes bytes_in_host(const KeptRange& range) noexcept {
-    Bytes sum = 0;
-    for (const auto& block : range.blocks)
-        if (block.is_in(model::Store::host)) sum += block.place.bytes;
-    return sum;
+    return sum_of(range.blocks,
+                  [](const Block& block) { return block.is_in(model::Store::host) ? block.place.bytes : 0; });
 }
 
 /// Copies `part` of a block of `bytes` to `to`, also while it is out of reach. Errors: as Contents::read().
@@ -108,10 +106,7 @@ bool has_waste_in(const std::unique_ptr<Batch>& batch) noexcept {
 } // namespace
 
 Bytes held_by(const Batches& batches, model::Store store) noexcept {
-    Bytes sum = 0;
-    for (const auto& batch : batches)
-        if (batch->store() == store) sum += batch->held();
-    return sum;
+    return sum_of(batches, [=](const auto& batch) { return batch->store() == store ? batch->held() : 0; });
 }
 
 Result<Bytes> needs_of(const Batches& batches, model::Store store) {

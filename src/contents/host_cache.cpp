@@ -298,9 +298,7 @@ Bytes HostCache::prepared(int device) const noexcept {
 }
 
 Bytes HostCache::prepared() const noexcept {
-    Bytes sum = 0;
-    for (const auto& [device, stock] : stocks_) sum += prepared(device);
-    return sum;
+    return sum_of(stocks_, [this](const auto& stock) { return prepared(stock.first); });
 }
 
 std::vector<int> HostCache::prepared_devices() const {

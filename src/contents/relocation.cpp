@@ -31,9 +31,7 @@ Bytes Relocation::bytes(int device) const noexcept {
 }
 
 Bytes Relocation::bytes() const noexcept {
-    Bytes sum = 0;
-    for (const auto& [device, bytes] : bytes_) sum += bytes;
-    return sum;
+    return sum_of(bytes_, [](const auto& of_device) { return of_device.second; });
 }
 
 Result<Bytes> Relocation::needs(model::Store store) const {

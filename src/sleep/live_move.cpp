@@ -8,7 +8,6 @@
 #include "base/log.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace gpu_sleep::sleep {
@@ -67,8 +66,7 @@ void LiveMove::let_go() noexcept {
 }
 
 Bytes LiveMove::bytes() const noexcept {
-    return std::accumulate(parts_.begin(), parts_.end(), Bytes{0},
-                           [](Bytes sum, const Part& part) { return sum + part.what.span.bytes; });
+    return sum_of(parts_, [](const Part& part) { return part.what.span.bytes; });
 }
 
 Result<void> LiveMove::map(AddressSpan span, driver::PhysicalMemory::Handle handle) {
@@ -117,10 +115,9 @@ driver::DeviceAddress LiveMove::address_of(const Block& block, Side side) const 
 }
 
 Bytes LiveMove::stale_bytes() const noexcept {
-    Bytes sum = 0;
-    for (const auto& block : blocks_)
-        if (block.is_stale && !parts_[block.part].is_gone) sum += block.span.bytes;
-    return sum;
+    return sum_of(blocks_, [this](const Block& block) {
+        return block.is_stale && !parts_[block.part].is_gone ? block.span.bytes : 0;
+    });
 }
 
 std::vector<driver::FingerprintBlock> LiveMove::stale_blocks(std::span<const Block> among, Side side) const {
@@ -192,8 +189,8 @@ Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& ses
 Result<Verdict> LiveMove::swap(driver::DeviceSession& session, Ledger& ledger, contents::Contents& contents,
                                int round) {
     look(ledger);
-    Bytes bytes = 0;
-    for (const auto& part : parts_) bytes += part.is_gone ? 0 : part.what.span.bytes;
+    const auto bytes =
+        sum_of(parts_, [](const Part& part) { return part.is_gone ? 0 : part.what.span.bytes; });
     if (bytes == 0) return Verdict::move; // all of it is gone
     const auto current = session.enter();
     GPU_SLEEP_TRY(current.check());

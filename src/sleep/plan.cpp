@@ -225,8 +225,7 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
     std::vector<Drafted> drafted;
     const auto add = [&](Backing& backing, std::vector<Span> spans) {
         const auto& target = plan.targets.at(backing.tag);
-        Bytes bytes = 0;
-        for (const auto& span : spans) bytes += span.bytes;
+        const auto bytes = sum_of(spans, &Span::bytes);
         const auto number = save.add({backing.device, target.tag}, store.value_or(target.store),
                                      backing.address, std::move(spans), backing.kept.range);
         drafted.push_back({&backing, {number, bytes}});
@@ -242,8 +241,7 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
 
 void note_in_place(const SleepPlan& plan, model::Report& report) {
     Bytes bytes = 0;
-    for (const auto& [ordinal, part] : plan.devices)
-        for (const auto* backing : part.stay) bytes += backing->bytes;
+    for (const auto& [ordinal, part] : plan.devices) bytes += sum_of(part.stay, &Backing::bytes);
     if (bytes == 0) return;
     ignoring_errors([&] {
         report.notes.push_back(fmt::format("{} stays in the host memory that the program runs from, "
@@ -255,16 +253,13 @@ void note_in_place(const SleepPlan& plan, model::Report& report) {
 Bytes WakePlan::needs(int device) const {
     const auto part = devices.find(device);
     if (part == devices.end()) return 0;
-    Bytes sum = 0;
-    for (const auto* backing : part->second)
-        sum += backing->handle == 0 && !to_host.contains(backing) ? backing->bytes : 0;
-    return sum;
+    return sum_of(part->second, [this](const Backing* backing) {
+        return backing->handle == 0 && !to_host.contains(backing) ? backing->bytes : 0;
+    });
 }
 
 Bytes WakePlan::needs_of_host() const noexcept {
-    Bytes sum = 0;
-    for (const auto* backing : to_host) sum += backing->handle == 0 ? backing->bytes : 0;
-    return sum;
+    return sum_of(to_host, [](const Backing* backing) { return backing->handle == 0 ? backing->bytes : 0; });
 }
 
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,

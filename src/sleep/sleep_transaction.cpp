@@ -27,12 +27,6 @@ std::vector<Backing*> all_of(const DeviceSleepPlan& plan) {
     return all;
 }
 
-Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
-    Bytes sum = 0;
-    for (const auto* backing : backings) sum += backing->bytes;
-    return sum;
-}
-
 bool contains(const std::vector<Backing*>& backings, const Backing* backing) {
     return std::ranges::find(backings, backing) != backings.end();
 }
@@ -67,8 +61,9 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         device.runs = make_runs(all);
         for (auto& run : make_runs(part.take_out)) device.runs.push_back(std::move(run));
         device.unmapped.assign(device.runs.size(), false);
-        device.report.kept = save_.bytes(ordinal) - bytes_of(part.take_out) + bytes_of(part.stay);
-        device.report.dropped = bytes_of(all) - device.report.kept;
+        device.report.kept = save_.bytes(ordinal) - sum_of(part.take_out, &Backing::bytes) +
+                             sum_of(part.stay, &Backing::bytes);
+        device.report.dropped = sum_of(all, &Backing::bytes) - device.report.kept;
     }
     for (auto& device : devices_) {
         device.session = GPU_SLEEP_TRY(open_session(api_, device.device, device.report));

@@ -33,12 +33,6 @@ bool is_asked_for(const model::Choice& request, const std::string& tag) {
     return request.tags.empty() || std::ranges::find(request.tags, tag) != request.tags.end();
 }
 
-Bytes kept_if_dropped(const Backing& backing) noexcept {
-    Bytes sum = 0;
-    for (const auto& span : backing.preserved) sum += span.bytes;
-    return sum;
-}
-
 void describe_plan(const SleepPlan& plan, model::Report& report) {
     for (const auto& [ordinal, part] : plan.devices) {
         auto& device = report.devices.emplace_back();
@@ -49,10 +43,11 @@ void describe_plan(const SleepPlan& plan, model::Report& report) {
         }
         for (const auto* backing : part.drop) {
             device.released += backing->host_backed ? 0 : backing->bytes;
-            device.kept += kept_if_dropped(*backing);
-            device.dropped += backing->bytes - kept_if_dropped(*backing);
+            const auto kept = sum_of(backing->preserved, &Span::bytes);
+            device.kept += kept;
+            device.dropped += backing->bytes - kept;
         }
-        for (const auto* backing : part.stay) device.kept += backing->bytes;
+        device.kept += sum_of(part.stay, &Backing::bytes);
     }
 }
 

@@ -89,9 +89,8 @@ bool ArenaPreparer::pause(Milliseconds time) {
 }
 
 std::string ArenaPreparer::missing() const {
-    Bytes bytes = 0;
-    for (const auto* arena : arenas_) bytes += arena->bytes() - arena->populated_bytes();
-    return format_bytes(bytes);
+    return format_bytes(
+        sum_of(arenas_, [](const HostArena* arena) { return arena->bytes() - arena->populated_bytes(); }));
 }
 
 void ArenaPreparer::finish(std::size_t task, Result<void> result) {

@@ -441,9 +441,7 @@ Result<void> HostArena::read(Span span, std::byte* to) const {
 }
 
 Bytes HostArena::held() const noexcept {
-    Bytes sum = 0;
-    for (const auto& piece : pieces_) sum += piece.use.held;
-    return sum;
+    return sum_of(pieces_, [](const Piece& piece) { return piece.use.held; });
 }
 
 bool HostArena::forget(Span span) noexcept {
