@@ -165,23 +165,10 @@ Bytes Contents::bytes_in(model::Store store, Number range) const {
     return sum;
 }
 
-bool Contents::is_elsewhere(model::Store store, Number range) const {
+bool Contents::is_elsewhere(Number range, model::Store store) const {
     const auto& blocks = ranges_.at(range).blocks;
     return std::any_of(blocks.begin(), blocks.end(),
                        [=](const Block& block) { return block.is_stored() && !block.is_in(store); });
-}
-
-bool Contents::is_mendable(Number range) const {
-    const auto& blocks = ranges_.at(range).blocks;
-    return std::any_of(blocks.begin(), blocks.end(), [](const Block& block) {
-        return block.is_stored() && !block.place.batch->is_cached();
-    });
-}
-
-std::string_view Contents::where(Number range) const {
-    for (const auto& block : ranges_.at(range).blocks)
-        if (block.is_stored()) return block.place.batch->is_cached() ? "host memory" : "files";
-    return {};
 }
 
 std::set<std::string> Contents::directories(Number range) const {

@@ -79,11 +79,7 @@ public:
     /// How much of the range is in `store`.
     [[nodiscard]] Bytes bytes_in(model::Store store, Number range) const;
     /// Whether any part of the range is in another store than `store`.
-    [[nodiscard]] bool is_elsewhere(model::Store store, Number range) const;
-    /// Whether any part of the range may be put right from outside, where it was found damaged.
-    [[nodiscard]] bool is_mendable(Number range) const;
-    /// Where the range is, for people; if in several places, the first of them. Empty if it is all zeros.
-    [[nodiscard]] std::string_view where(Number range) const;
+    [[nodiscard]] bool is_elsewhere(Number range, model::Store store) const;
     /// Where the files are that hold a part of the range, each once.
     [[nodiscard]] std::set<std::string> directories(Number range) const;
     /// Has the files that hold a part of the ranges stay when they are no longer needed. Returns whether any

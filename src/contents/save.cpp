@@ -74,26 +74,6 @@ Number Save::add(Label label, model::Store store, driver::DeviceAddress address,
     return number;
 }
 
-Bytes Save::bytes(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.bytes;
-}
-
-Bytes Save::stored(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.stored;
-}
-
-Bytes Save::copied(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.copied;
-}
-
-Bytes Save::moved(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.moved;
-}
-
 Result<void> Save::seal(driver::DeviceSession& session) {
     const auto found = parts_.find(session.device());
     if (found == parts_.end()) return {};
@@ -315,12 +295,6 @@ Result<void> Save::begin() {
     return {};
 }
 
-Result<void> Save::replace(Transfer& transfer, Part& part) {
-    for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
-    part.has_overwritten = true;
-    return HostCache::replace(transfer, part.replaced);
-}
-
 Result<void> Save::take_from_all(Transfer& transfer, Part& part) {
     std::vector<Batch*> cached;
     std::vector<Batch*> others;
@@ -332,7 +306,9 @@ Result<void> Save::take_from_all(Transfer& transfer, Part& part) {
     if (!cached.empty()) GPU_SLEEP_TRY(HostCache::take(transfer, cached, blocks));
     if (!others.empty()) GPU_SLEEP_TRY(store_from_device(transfer, others));
     // Last: what is retained stays so where memory or room for what is new is short.
-    GPU_SLEEP_TRY(replace(transfer, part));
+    for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
+    part.has_overwritten = true;
+    GPU_SLEEP_TRY(HostCache::replace(transfer, part.replaced));
     return transfer.wait();
 }
 

@@ -48,6 +48,10 @@ void add_to(SleepPlan& plan, Backing& backing, Action action) {
     }
 }
 
+bool is_mendable(const Backing& backing, const IsElsewhere& is_elsewhere) {
+    return backing.residence() == Residence::damaged && is_elsewhere(backing.kept.range, model::Store::host);
+}
+
 /// It comes from outside, and the process has a working directory of its own.
 Result<void> check_directory(const model::Placement& placement) {
     const bool is_needed = model::uses_files(placement) || placement.spill;
@@ -158,7 +162,7 @@ std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
 }
 
 Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
-                             const IsMendable& is_mendable, const IsElsewhere& is_elsewhere) {
+                             const IsElsewhere& is_elsewhere) {
     GPU_SLEEP_TRY(check_directory(request));
     GPU_SLEEP_TRY(check_tags_of(request, ledger));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
@@ -192,7 +196,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         const auto action =
             action_for(backing.residence(), {.keep = keep,
                                              .has_preserved = !backing.preserved.empty(),
-                                             .is_mendable = is_damaged && is_mendable(backing.kept.range),
+                                             .is_mendable = is_mendable(backing, is_elsewhere),
                                              .is_elsewhere = is_to_move,
                                              .may_stay = may_stay,
                                              .is_in_place = is_in_place});
@@ -263,16 +267,14 @@ Bytes WakePlan::needs_of_host() const noexcept {
 }
 
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
-                           const IsMendable& is_mendable) {
+                           const IsElsewhere& is_elsewhere) {
     GPU_SLEEP_TRY(check_tags_of(request, ledger));
     WakePlan plan;
     std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {
         const auto& tag = ledger.tag(backing.tag);
         if (!request.tags.empty() && !backing.imported && !contains(request.tags, tag.name)) continue;
-        const bool is_damaged = backing.residence() == Residence::damaged;
-        const auto action =
-            wake_action_for(backing.residence(), is_damaged && is_mendable(backing.kept.range));
+        const auto action = wake_action_for(backing.residence(), is_mendable(backing, is_elsewhere));
         if (action == WakeAction::restore) asleep.push_back(&backing);
         if (action == WakeAction::refuse)
             plan.spoiled.try_emplace(

@@ -61,7 +61,7 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
         device.runs = make_runs(all);
         for (auto& run : make_runs(part.take_out)) device.runs.push_back(std::move(run));
         device.unmapped.assign(device.runs.size(), false);
-        device.report.kept = save_.bytes(ordinal) - sum_of(part.take_out, &Backing::bytes) +
+        device.report.kept = save_.figures(ordinal).bytes - sum_of(part.take_out, &Backing::bytes) +
                              sum_of(part.stay, &Backing::bytes);
         device.report.dropped = sum_of(all, &Backing::bytes) - device.report.kept;
     }
@@ -76,9 +76,10 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     GPU_SLEEP_TRY(find_room(sealing));
     Bytes total = 0;
     for (auto& device : devices_) {
-        device.report.stored = save_.stored(device.device);
-        device.report.copied = save_.copied(device.device);
-        total += save_.moved(device.device);
+        const auto figures = save_.figures(device.device);
+        device.report.stored = figures.stored;
+        device.report.copied = figures.copied;
+        total += figures.moved;
     }
     GPU_SLEEP_TRY(save_.begin());
     contents_.note_spare();

@@ -146,8 +146,9 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
     static_cast<void>(draft(plan, save));
     save.lay_out();
     for (auto& device : report.devices) {
-        device.stored = save.stored(device.device);
-        device.copied = save.copied(device.device);
+        const auto figures = save.figures(device.device);
+        device.stored = figures.stored;
+        device.copied = figures.copied;
     }
     for (const auto& [ordinal, part] : plan.devices) // how much of it is zero is not known
         for (const auto* backing : part.take_out) add_taken_out(report, ordinal, backing->bytes);
@@ -180,11 +181,10 @@ void Transactions::adjust_asleep(const model::SleepRequest& request, model::Repo
         const auto& tag = ledger_.tag(backing.tag).name;
         if (!backing.is_asleep() || backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
         asleep.push_back(backing.kept.range);
-        const auto where = contents_.where(backing.kept.range);
-        if (where.empty()) continue;
         const auto asked = store_asked_for(request, tag);
         const bool is_damaged = backing.residence() == model::Residence::damaged;
-        if (is_damaged && asked && contents_.is_elsewhere(*asked, backing.kept.range)) elsewhere[tag] = where;
+        if (is_damaged && asked && contents_.is_elsewhere(backing.kept.range, *asked))
+            elsewhere[tag] = *asked == model::Store::host ? "files" : "host memory";
         if (asked == model::Store::file) directories.merge(contents_.directories(backing.kept.range));
     }
     for (const auto& [tag, where] : elsewhere)
@@ -230,14 +230,11 @@ Bytes Transactions::forget_retained_beside(const model::SleepRequest& request) {
 }
 
 Result<SleepPlan> Transactions::plan_sleep(const model::SleepRequest& request) {
-    return sleep::plan_sleep(
-        ledger_, request, [this](contents::Number range) { return contents_.is_mendable(range); },
-        [this](contents::Number range, model::Store store) { return contents_.is_elsewhere(store, range); });
+    return sleep::plan_sleep(ledger_, request, is_elsewhere());
 }
 
 Result<WakePlan> Transactions::plan_wake(const model::WakeRequest& request) {
-    return sleep::plan_wake(ledger_, request,
-                            [this](contents::Number range) { return contents_.is_mendable(range); });
+    return sleep::plan_wake(ledger_, request, is_elsewhere());
 }
 
 Result<Woken> Transactions::wake(const model::WakeRequest& request, const Control& control,

@@ -107,6 +107,9 @@ public:
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:
+    [[nodiscard]] IsElsewhere is_elsewhere() const {
+        return std::bind_front(&contents::Contents::is_elsewhere, &contents_);
+    }
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);
