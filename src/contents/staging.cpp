@@ -110,10 +110,6 @@ void DeviceSource::release(const store::ChunkPlace& place) noexcept {
     freed_.notify_one();
 }
 
-DeviceSink::DeviceSink(driver::DeviceSession& session, Staging& staging,
-                       std::vector<driver::DeviceAddress> addresses, ProgressCounter& progress)
-    : session_(session), staging_(staging), addresses_(std::move(addresses)), progress_(progress) {}
-
 Result<std::span<std::byte>> DeviceSink::space(const store::ChunkPlace& place) {
     // Spaces are given and delivered in one order, so the ring is never longer than what is on its way.
     const auto slot = given_++ % staging_.slots();

@@ -105,10 +105,11 @@ private:
 /// Contents on their way from a store to a device.
 class DeviceSink final : public store::ChunkSink {
 public:
-    /// `addresses` says where on the device each extent goes; only those that are read are
-    /// used.
-    DeviceSink(driver::DeviceSession& session, Staging& staging, std::vector<driver::DeviceAddress> addresses,
-               ProgressCounter& progress);
+    /// `addresses` says where on the device each extent goes; only those that are read are used. All outlive
+    /// it.
+    DeviceSink(driver::DeviceSession& session, Staging& staging,
+               const std::vector<driver::DeviceAddress>& addresses, ProgressCounter& progress) noexcept
+        : session_(session), staging_(staging), addresses_(addresses), progress_(progress) {}
 
     [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override;
     [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
@@ -117,7 +118,7 @@ public:
 private:
     driver::DeviceSession& session_;
     Staging& staging_;
-    std::vector<driver::DeviceAddress> addresses_;
+    const std::vector<driver::DeviceAddress>& addresses_;
     ProgressCounter& progress_;
     std::size_t given_ = 0; ///< spaces
     std::size_t delivered_ = 0;

@@ -100,12 +100,6 @@ struct Transfer {
                                             const std::function<Result<void>(Staging&)>& job);
 };
 
-/// A move of contents from one store to another, without a device. For one thread.
-struct Handover {
-    ProgressCounter& progress;
-    HostUse options;
-};
-
 /// What a save has of the stores.
 struct SaveOptions {
     /// Where contents go besides the host cache; it need not take any unless they do.
@@ -129,13 +123,6 @@ struct Move {
 };
 
 struct SealedMove : Move {
-    driver::Fingerprint seal;
-};
-
-/// A block that is kept, and goes to another place.
-struct Carried {
-    Place from;
-    Place to;
     driver::Fingerprint seal;
 };
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "contents/progress.hpp"
-#include "contents/relocation.hpp"
 #include "contents/save.hpp"
 #include "driver/api.hpp"
 #include "ledger/ledger.hpp"
@@ -80,28 +79,6 @@ private:
     contents::Save save_; // outlives the sessions
     std::vector<DeviceSleep> devices_;
     std::size_t unreleased_ = 0;
-};
-
-/// Prepares (copies) and commits (gives the old copies up) a move. Until commit(), which cannot fail, nothing
-/// has changed. No memory of the device is touched, and nobody wakes.
-class MoveTransaction {
-public:
-    /// All outlive it.
-    MoveTransaction(contents::Contents& contents, const SleepPlan& plan, contents::SaveOptions options);
-
-    /// Errors: out_of_host_memory, out_of_disk, io_failed, not_permitted, damaged (which leaves all where it
-    /// is), cancelled, timed_out.
-    [[nodiscard]] Result<void> prepare(const contents::Control& control);
-    void commit() noexcept { relocation_.admit(); }
-
-    /// What it needs of `store` at most. Errors: io_failed.
-    [[nodiscard]] Result<Bytes> needs(model::Store store) const { return relocation_.needs(store); }
-    /// What was moved on each device, or would be.
-    void describe(model::Report& report) const;
-
-private:
-    const SleepPlan& plan_;
-    contents::Relocation relocation_;
 };
 
 } // namespace gpu_sleep::sleep

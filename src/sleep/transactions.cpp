@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "contents/host_use.hpp"
+#include "contents/stored.hpp"
 #include "driver/context.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
@@ -76,6 +77,20 @@ void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
 }
 
+/// Puts what `plan` moves into `move`.
+void draft_moves(const SleepPlan& plan, contents::Relocation& move) {
+    for (const auto* backing : plan.move) {
+        const auto& target = plan.targets.at(backing->tag);
+        move.add({backing->device, target.tag}, target.store, backing->address, backing->kept.range);
+    }
+}
+
+/// What was moved on each device, or would be.
+void add_moved(const SleepPlan& plan, const contents::Relocation& move, model::Report& report) {
+    for (const auto* backing : plan.move) static_cast<void>(device_in(report, backing->device));
+    for (auto& device : report.devices) device.relocated += move.bytes(device.device);
+}
+
 /// What may go to host memory when the rest goes to files, whose writing takes some, too: a ring, and twice
 /// as much in buffers.
 Bytes room_beside_files(const contents::SaveOptions& save, const contents::HostUse& options) {
@@ -111,14 +126,16 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     if (spill == Spill::rest) options.room = room_beside_files(options, contents_.options());
     const auto protect = [](contents::Contents* contents) { contents->protect(); };
     const std::unique_ptr<contents::Contents, decltype(protect)> copying(&contents_, protect);
-    MoveTransaction move(contents_, plan, options);
+    // Until it is admitted nothing has moved. No memory of the device is touched for it, and nobody wakes.
+    contents::Relocation move(contents_, options);
+    draft_moves(plan, move);
     SleepTransaction transaction(api_, contents_, plan, std::move(options),
                                  request.spill && spill == Spill::nothing);
     const auto start = Clock::now();
     {
         const log::Step step("copy contents");
         GPU_SLEEP_TRY(transaction.prepare(control));
-        GPU_SLEEP_TRY(move.prepare(control));
+        GPU_SLEEP_TRY(move.carry(control));
     }
     report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(pass_point_of_no_return(control));
@@ -128,12 +145,12 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     const log::Step step("release GPU memory");
     GPU_SLEEP_TRY(telling_of_call(
         control.progress, [&] { return transaction.commit(); }, model::Progress::Phase::release));
-    move.commit();
+    move.admit();
     report.times.release = seconds_since(prepared);
     report.changed = true;
     // It sleeps: no shortage makes a failure of that.
     transaction.describe(report);
-    move.describe(report);
+    add_moved(plan, move, report);
     add_given_up(plan, report);
     return {};
 }
@@ -153,8 +170,9 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
     for (const auto& [ordinal, part] : plan.devices) // how much of it is zero is not known
         for (const auto* backing : part.take_out) add_taken_out(report, ordinal, backing->bytes);
     note_in_place(plan, report);
-    const MoveTransaction move(contents_, plan, {});
-    move.describe(report);
+    contents::Relocation move(contents_, {});
+    draft_moves(plan, move);
+    add_moved(plan, move, report);
     for (const auto store : contents::k_stores) {
         const auto saved = save.needs(store);
         const auto moved = move.needs(store);
