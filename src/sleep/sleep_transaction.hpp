@@ -18,9 +18,7 @@ namespace gpu_sleep::sleep {
 
 /// One device's part of a sleep.
 struct DeviceSleep {
-    int device = 0;
-    std::vector<Run> runs;      ///< of what is awake, then those that are taken out
-    std::vector<bool> unmapped; ///< for each run
+    std::vector<Run> runs; ///< of what is awake, then those that are taken out
     model::DeviceReport report;
     std::unique_ptr<driver::DeviceSession> session;
 };
@@ -53,13 +51,10 @@ private:
     /// Waits for what others of the user's processes retain, where all may hold no more together; then looks
     /// whether there is room, where that is asked for.
     [[nodiscard]] Result<void> find_room(contents::ProgressCounter& progress) const;
-    /// Maps what is taken out of its own memory, which holds the contents until all is unmapped.
-    [[nodiscard]] Result<void> map_sleepers();
     [[nodiscard]] Result<void> unmap_all();
-    void map_again();
-    /// Has ranges that could not be mapped again sleep: nobody may touch them, and a wake maps them. Returns
-    /// how many.
-    std::size_t leave_asleep();
+    /// Maps what was unmapped. Ranges that the driver does not map sleep: nobody may touch them, and a wake
+    /// maps them. Returns how many.
+    std::size_t map_again();
     /// It sleeps, and its memory holds its contents.
     void stay_in_place(ledger::Backing& backing) noexcept;
     void drop(ledger::Backing& backing) noexcept;
@@ -67,8 +62,6 @@ private:
     /// False where the driver fails; that is counted.
     bool release(ledger::Backing& backing) noexcept;
     void release(DeviceSleep& device);
-    /// Has the contents kept, and their owners know of it; forget_kept() takes it back.
-    void admit() noexcept;
     void forget_kept() noexcept;
 
     const driver::Api& api_;

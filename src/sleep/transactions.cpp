@@ -36,8 +36,7 @@ bool is_asked_for(const model::Choice& request, const std::string& tag) {
 
 void describe_plan(const SleepPlan& plan, model::Report& report) {
     for (const auto& [ordinal, part] : plan.devices) {
-        auto& device = report.devices.emplace_back();
-        device.device = ordinal;
+        auto& device = device_in(report, ordinal);
         for (const auto* backing : part.keep) {
             device.released += backing->host_backed ? 0 : backing->bytes;
             device.kept += backing->bytes;
@@ -54,8 +53,7 @@ void describe_plan(const SleepPlan& plan, model::Report& report) {
 
 void describe_plan(const WakePlan& plan, model::Report& report) {
     for (const auto& [ordinal, backings] : plan.devices) {
-        auto& device = report.devices.emplace_back();
-        device.device = ordinal;
+        auto& device = device_in(report, ordinal);
         device.released = plan.needs(ordinal);
         for (const auto* backing : backings) {
             device.kept += backing->bytes - backing->lost();
