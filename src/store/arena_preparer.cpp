@@ -5,9 +5,9 @@
 #include "store/arena_preparer.hpp"
 
 #include "base/guard.hpp"
-#include "base/threads.hpp"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace gpu_sleep::store {
@@ -25,23 +25,12 @@ ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
 
 Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostArena*> arenas, Options options) {
     std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), options));
-    const auto allowed = std::min(preparer->options_.threads, std::thread::hardware_concurrency());
-    const auto& ready = preparer->ready_;
-    const auto wanted = static_cast<std::size_t>(std::count(ready.begin(), ready.end(), false));
-    const auto most = std::min<std::size_t>(std::max(1U, allowed), wanted);
-    preparer->threads_.reserve(most); // a thread that is started has a place
-    for (std::size_t i = 0; i < most; ++i) {
-        auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
-        if (!thread && preparer->threads_.empty()) return std::move(thread).error();
-        if (!thread) break; // fewer do the same work
-        preparer->threads_.push_back(*std::move(thread));
-    }
+    const auto allowed = std::max(1U, std::min(options.threads, std::thread::hardware_concurrency()));
+    const auto wanted = static_cast<unsigned>(std::ranges::count(preparer->ready_, false));
+    preparer->pool_ = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-fill", std::min(allowed, wanted)));
+    for (std::size_t i = 0; i < preparer->pool_->count(); ++i)
+        preparer->pool_->post([raw = preparer.get()](std::size_t) { raw->work(); });
     return preparer;
-}
-
-ArenaPreparer::~ArenaPreparer() {
-    cancel();
-    for (auto& thread : threads_) thread.join();
 }
 
 void ArenaPreparer::cancel() noexcept {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/error.hpp"
+#include "base/threads.hpp"
 #include "base/units.hpp"
 #include "model/report.hpp"
 #include "store/host_arena.hpp"
@@ -20,7 +21,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace gpu_sleep::store {
@@ -49,8 +49,8 @@ public:
     /// Takes up no further piece; pieces that are not ready fail.
     void cancel() noexcept;
 
-    /// Cancels, then joins the threads; waits no longer than one piece takes.
-    ~ArenaPreparer();
+    /// Waits no longer than one piece takes.
+    ~ArenaPreparer() { cancel(); }
     ArenaPreparer(const ArenaPreparer&) = delete;
     ArenaPreparer& operator=(const ArenaPreparer&) = delete;
 
@@ -75,14 +75,15 @@ private:
     // Not changed after start:
     std::map<const HostArena*, std::size_t> first_task_; ///< of each arena
     std::vector<Task> tasks_;                            ///< in the order in which they are taken up
-    std::vector<std::thread> threads_;
-    std::atomic<std::size_t> next_{0}; ///< task to take up
+    std::atomic<std::size_t> next_{0};                   ///< task to take up
     std::atomic<bool> stopped_{false}; ///< set with mutex_ held, so that no waiting thread misses it
 
-    std::mutex mutex_; ///< guards all below
+    std::mutex mutex_; ///< guards what follows, but for the threads
     std::condition_variable changed_;
     std::vector<bool> ready_;      ///< for each task
     std::optional<Error> failure_; ///< of the first piece that failed
+
+    std::unique_ptr<ThreadPool> pool_; ///< ended first
 };
 
 } // namespace gpu_sleep::store

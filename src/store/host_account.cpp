@@ -10,7 +10,6 @@
 #include "store/own_file.hpp"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -101,14 +100,14 @@ void HostAccount::look_for_fork() noexcept {
         return;
     }
     if (process_ != 0) own_ = {};
-    anchor_ = nullptr;         // the parent's alone
+    new (&anchor_) Anchor;     // the parent's alone
     new (&holder_) UnsharedFd; // likewise: close_unshared_fds()
     place_.reset();
     process_ = ::getpid();
 }
 
 void HostAccount::leave_place() noexcept {
-    if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_place_bytes);
+    anchor_.reset();
     holder_.reset();
     place_.reset();
 }
@@ -122,13 +121,8 @@ void HostAccount::find_place(const Locked& file) noexcept {
     std::size_t place = 0;
     while (place < k_places && !lock(holder, offset_of(place), k_place_bytes)) ++place;
     if (place == k_places) return;
-    void* const anchor = ::mmap(nullptr, k_place_bytes, PROT_NONE, MAP_PRIVATE, holder.get(), 0);
-    if (anchor == MAP_FAILED) return;
-    if (::madvise(anchor, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), MADV_DONTFORK) != 0) {
-        ::munmap(anchor, k_place_bytes);
-        return;
-    }
-    anchor_ = anchor;
+    anchor_ = make_anchor(holder.get());
+    if (!anchor_) return;
     place_ = place;
     file_ = holder.identity();
     if (!lock_lasts(holder.get())) holder_ = UnsharedFd(std::move(holder));

@@ -91,9 +91,9 @@ private:
     Place own_ GPU_SLEEP_GUARDED_BY(mutex_);
     pid_t process_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     std::optional<std::size_t> place_ GPU_SLEEP_GUARDED_BY(mutex_);
-    void* anchor_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr; ///< the page, while there is a place
-    FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< in which it is
-    UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< where the page does not hold the lock
+    Anchor anchor_ GPU_SLEEP_GUARDED_BY(mutex_);     ///< while there is a place
+    FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_); ///< in which it is
+    UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_); ///< where the page does not hold the lock
 };
 
 /// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.

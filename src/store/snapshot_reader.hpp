@@ -19,7 +19,7 @@ class SnapshotFile;
 
 struct SnapshotReadOptions : CodingOptions {
     IoKind io = IoKind::automatic;
-    IoQueue* queue = nullptr; ///< used instead of one of its own
+    std::shared_ptr<IoQueue> queue{}; ///< used instead of one of its own
     /// Which extents to read, by number; all if there is none.
     std::vector<std::size_t> extents;
 };

@@ -31,11 +31,8 @@ SnapshotWriter::create(std::shared_ptr<const SnapshotDirectory> directory, Snaps
     if (!writer->front_)
         return make_error(ErrorCode::out_of_host_memory, "no host memory for a snapshot's header");
     std::memset(writer->front_.bytes().data(), 0, writer->front_.bytes().size()); // its pages appear now
-    if (options.queue == nullptr) {
-        const auto use = uses_direct_io(writer->file_.fd()) ? IoUse::direct : IoUse::cached_writes;
-        writer->own_queue_ = GPU_SLEEP_TRY(open_io_queue(options.io, use));
-        writer->queue_ = writer->own_queue_.get();
-    }
+    const auto use = uses_direct_io(writer->file_.fd()) ? IoUse::direct : IoUse::cached_writes;
+    if (!writer->queue_) writer->queue_ = GPU_SLEEP_TRY(open_io_queue(options.io, use));
     return writer;
 }
 

@@ -22,8 +22,8 @@ namespace gpu_sleep::store {
 struct SnapshotWriteOptions {
     bool direct = true; ///< use direct I/O if the file system can
     IoKind io = IoKind::automatic;
-    IoQueue* queue = nullptr; ///< used instead of one of its own
-    ClaimOptions memory{};    ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
+    std::shared_ptr<IoQueue> queue{}; ///< used instead of one of its own
+    ClaimOptions memory{}; ///< for files that lie in host memory (tmpfs, ramfs): each chunk is a claim
 };
 
 /// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless
@@ -63,8 +63,7 @@ private:
     SnapshotFile file_;
     SnapshotHeader header_;
     Pages front_; ///< for the header: when all else is written it takes no more than a copy of its JSON
-    std::unique_ptr<IoQueue> own_queue_;
-    IoQueue* queue_;
+    std::shared_ptr<IoQueue> queue_;
     std::optional<ClaimOptions> claims_; ///< none for a file that does not lie in host memory
 
     Mutex mutex_;
