@@ -7,7 +7,6 @@
 #include "contents/host_cache.hpp"
 
 #include "base/log.hpp"
-#include "contents/host_use.hpp"
 #include "contents/relay.hpp"
 #include "store/arena_preparer.hpp"
 

@@ -6,7 +6,6 @@
 
 #include "contents/contents.hpp"
 #include "contents/copy_check.hpp"
-#include "contents/host_use.hpp"
 
 #include <map>
 #include <memory>

@@ -6,7 +6,6 @@
 
 #include "driver/checkpoint.hpp"
 #include "driver/device_session.hpp"
-#include "driver/mapped_buffer.hpp"
 
 #include <algorithm>
 

@@ -5,7 +5,6 @@
 #include "driver/device_session.hpp"
 
 #include "driver/fingerprint_key.hpp"
-#include "driver/mapped_buffer.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -19,9 +19,6 @@
 
 namespace gpu_sleep::driver {
 
-class DeviceBuffer;
-class MappedBuffer;
-
 /// The resources of a transaction on one device, all of which its destructor gives back. For one thread at a
 /// time, which must have entered the session's context (enter()).
 class DeviceSession {

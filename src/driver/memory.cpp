@@ -28,6 +28,21 @@ Result<VaReservation> VaReservation::create(const Api& api, Bytes bytes) {
     return VaReservation(api, {address, bytes});
 }
 
+Result<DeviceBuffer> DeviceBuffer::create(const Api& api, Bytes bytes) {
+    CUdeviceptr address = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuMemAlloc, "cannot allocate memory to work in", &address, bytes);
+    return DeviceBuffer(api, {address, bytes});
+}
+
+void DeviceBuffer::give_back(const Api& api, AddressSpan span) noexcept {
+    api.cuMemFree(span.address);
+}
+
+bool DeviceBuffer::free() noexcept {
+    if (api().cuMemFree(get().address) == CUDA_SUCCESS) forget();
+    return get().bytes == 0;
+}
+
 bool can_map_host_memory(const Api& api, int device) {
     // Headers before CUDA 13 lack its name.
     constexpr auto k_is_supported = static_cast<CUdevice_attribute>(141);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Virtual memory of the devices: address space that outlives sleep, physical memory that dies at it, and the
-// mappings between. Address ranges are in bytes, multiples of the granularity.
+// mappings between. Address ranges are in bytes, multiples of the granularity. Also memory for what kernels
+// are given and return, of the host and of the device.
 
 #pragma once
 
@@ -9,8 +10,9 @@
 #include "base/units.hpp"
 #include "driver/api.hpp"
 
+#include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <memory>
 
 namespace gpu_sleep::driver {
 
@@ -105,5 +107,58 @@ private:
 /// A descriptor by which other processes map the memory of `handle`. Errors: driver_failed.
 /// Source: CUDA Driver API, cuMemExportToShareableHandle.
 [[nodiscard]] Result<UniqueFd> export_memory(const Api& api, PhysicalMemory::Handle handle);
+
+/// Page-locked memory that the device reads and writes in place. Freed when destroyed; for one thread at a
+/// time.
+class MappedBuffer {
+public:
+    /// The calling thread needs a current context. Errors: out_of_host_memory, driver_failed, context_lost.
+    /// Source: CUDA Driver API, cuMemHostAlloc.
+    [[nodiscard]] static Result<std::unique_ptr<MappedBuffer>> create(const Api& api, Bytes bytes) {
+        void* memory = nullptr;
+        const auto status =
+            api.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        if (status != CUDA_SUCCESS) {
+            auto error = to_error(api, status, "cuMemHostAlloc", "cannot allocate page-locked memory");
+            if (error.code == ErrorCode::out_of_device_memory) error.code = ErrorCode::out_of_host_memory;
+            return error;
+        }
+        return std::unique_ptr<MappedBuffer>(new MappedBuffer(api, static_cast<std::byte*>(memory), bytes));
+    }
+    MappedBuffer(const MappedBuffer&) = delete;
+    MappedBuffer& operator=(const MappedBuffer&) = delete;
+    ~MappedBuffer() { api_.cuMemFreeHost(data_); }
+
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+
+private:
+    MappedBuffer(const Api& api, std::byte* data, Bytes bytes) noexcept
+        : api_(api), data_(data), bytes_(bytes) {}
+
+    const Api& api_;
+    std::byte* data_;
+    Bytes bytes_;
+};
+
+/// Memory of the device whose context was current. Freed when destroyed, which waits for work that uses it;
+/// its context is current then. Move-only.
+class DeviceBuffer : Owned<DeviceBuffer, AddressSpan> {
+public:
+    /// Errors: out_of_device_memory, driver_failed, context_lost. Source: CUDA Driver API, cuMemAlloc.
+    [[nodiscard]] static Result<DeviceBuffer> create(const Api& api, Bytes bytes);
+
+    /// It went with its context, and its addresses may be another's.
+    void forget() noexcept { static_cast<void>(release()); }
+    /// Returns false if it is still there.
+    [[nodiscard]] bool free() noexcept;
+
+    [[nodiscard]] AddressSpan span() const noexcept { return get(); }
+
+private:
+    friend Owned;
+    using Owned::Owned;
+    static void give_back(const Api& api, AddressSpan span) noexcept;
+};
 
 } // namespace gpu_sleep::driver

@@ -7,7 +7,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "contents/host_use.hpp"
 #include "contents/stored.hpp"
 #include "driver/context.hpp"
 #include "sleep/sleep_transaction.hpp"

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "contents/contents.hpp"
-#include "contents/host_use.hpp"
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
 #include "driver/context.hpp"
