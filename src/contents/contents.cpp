@@ -64,17 +64,6 @@ Result<void> read_part(const Place& place, Bytes bytes, Span part, std::byte* to
     return {};
 }
 
-/// Has `report` say what `needed` of host memory are.
-void note_host_needs(Bytes needed, const store::Headroom& headroom, bool spills, model::Report& report) {
-    const auto available = headroom.bytes;
-    const auto* const outcome = needed <= available ? ""
-                                : spills            ? ": the rest would go to files"
-                                                    : ": it would fail unless enough bytes are zero";
-    report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
-                                       format_bytes(needed), format_bytes(available), headroom.limited_by,
-                                       outcome));
-}
-
 /// Has `report` say what `needed` of the directory are.
 void note_file_needs(Bytes needed, const std::string& directory, bool is_fallback,
                      const store::Headroom& headroom, model::Report& report) {
@@ -151,10 +140,15 @@ std::unique_ptr<Batch> Contents::make_batch(Label label, model::Store store, con
 void Contents::note_needs(model::Store store, Bytes needed, const model::Choice& choice, bool is_fallback,
                           model::Report& report) const {
     if (needed == 0) return;
-    if (store == model::Store::host)
-        note_host_needs(needed, budget().room(), choice.spill, report);
-    else
-        note_file_needs(needed, choice.directory, is_fallback, budget().headroom(), report);
+    if (store != model::Store::host)
+        return note_file_needs(needed, choice.directory, is_fallback, budget().headroom(), report);
+    const auto room = budget().room();
+    const auto* const outcome = needed <= room.bytes ? ""
+                                : choice.spill       ? ": the rest would go to files"
+                                                     : ": it would fail unless enough bytes are zero";
+    report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
+                                       format_bytes(needed), format_bytes(room.bytes), room.limited_by,
+                                       outcome));
 }
 
 Bytes Contents::bytes_in(model::Store store, Number range) const {

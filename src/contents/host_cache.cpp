@@ -139,15 +139,10 @@ void pin(Transfer& transfer, HostArena& arena, std::size_t piece) {
 /// Calls `part(piece index, copy)` for each piece that `copy` crosses, until one fails.
 template <class Part>
 Result<void> for_each_part(const HostCopy& copy, Part&& part) {
-    Result<void> done;
-    HostArena::for_each_piece({copy.at, copy.device.bytes}, [&](std::size_t index, Span span) {
-        if (done)
-            done = part(index, HostCopy{{copy.device.address + (span.offset - copy.at), span.bytes},
-                                        copy.arena,
-                                        span.offset,
-                                        copy.turn});
+    return HostArena::for_each_piece({copy.at, copy.device.bytes}, [&](std::size_t index, Span span) {
+        const driver::AddressSpan device{copy.device.address + (span.offset - copy.at), span.bytes};
+        return part(index, HostCopy{device, copy.arena, span.offset, copy.turn});
     });
-    return done;
 }
 
 template <class Part>

@@ -120,11 +120,9 @@ public:
 
     Result<std::span<std::byte>> space(const ChunkPlace& place) override {
         const Span span{starts_[place.extent] + place.offset, place.bytes};
-        Result<void> ready; // it has its pages
-        store::HostArena::for_each_piece(span, [&](std::size_t piece, Span) {
-            if (ready) ready = preparer_.wait(arena_, piece, [&] { return progress_.add(0); });
-        });
-        if (!ready) return std::move(ready).error();
+        GPU_SLEEP_TRY(store::HostArena::for_each_piece(span, [&](std::size_t piece, Span) {
+            return preparer_.wait(arena_, piece, [&] { return progress_.add(0); });
+        }));
         return std::span(arena_.data() + span.offset, place.bytes);
     }
     Result<void> deliver(const ChunkPlace& place, std::span<const std::byte> /*content*/) override {
@@ -264,10 +262,9 @@ Result<void> store_from_cache(const HostUse& use, ProgressCounter& progress, Bat
 /// Brings `blocks`, which lie in stores, to the host cache's `batch`, which has begun.
 Result<void> restore_to_cache(const HostUse& use, ProgressCounter& progress, Batch& batch,
                               std::span<const Carried> blocks) {
-    store::ArenaPreparer::Options filling;
-    filling.threads = use.fill_threads;
-    filling.budget = use.budget;
-    const auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({batch.arena()}, filling));
+    const store::ClaimOptions claims{.budget = use.budget};
+    const auto preparer =
+        GPU_SLEEP_TRY(store::ArenaPreparer::start({batch.arena()}, {claims, use.fill_threads}));
     for (const auto& [key, its] : by_batch(blocks, &Carried::from)) {
         const auto& from = *key;
         const auto wanted =

@@ -47,12 +47,9 @@ std::size_t Staging::slots_for(std::size_t chunks, bool has_files_in_memory, con
 Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::size_t slots,
                                                  const HostUse& options, ProgressCounter& progress) {
     auto arena = GPU_SLEEP_TRY(store::HostArena::create(slots * codec::k_chunk_bytes, &pinner));
-    store::ArenaPreparer::Options filling;
-    filling.threads = options.fill_threads;
-    filling.budget = options.budget;
-    filling.spends_reserve = slots == k_min_slots;
-    if (!filling.spends_reserve) filling.patience = Milliseconds(0); // fewer may be there at once
-    auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({arena.get()}, filling));
+    store::ClaimOptions claims{.budget = options.budget, .spends_reserve = slots == k_min_slots};
+    if (!claims.spends_reserve) claims.patience = Milliseconds(0); // fewer may be there at once
+    auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({arena.get()}, {claims, options.fill_threads}));
     for (std::size_t piece = 0; piece < arena->piece_count(); ++piece)
         GPU_SLEEP_TRY(preparer->wait(*arena, piece, [&] { return progress.add(0); }));
     return std::unique_ptr<Staging>(new Staging(std::move(arena), slots));

@@ -230,29 +230,28 @@ Result<void> LiveMove::check_copies(driver::DeviceSession& session, std::span<co
     return {};
 }
 
-std::vector<LiveMove::Neighbours> LiveMove::neighbours() const {
+std::vector<LiveMove::Neighbours> LiveMove::neighbours() {
     std::vector<Neighbours> all;
-    const Part* last = nullptr;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-        const auto& part = parts_[i];
+    for (auto& part : parts_) {
         if (part.is_gone) continue;
-        const bool joins = last && last == &part - 1 && last->what.span.end() == part.what.span.address &&
+        auto* const last = all.empty() ? nullptr : &all.back().back();
+        const bool joins = last && last + 1 == &part && last->what.span.end() == part.what.span.address &&
                            last->backing->access == part.backing->access;
-        if (!joins) all.push_back({i, i});
-        all.back().last = i + 1;
-        last = &part;
+        if (joins)
+            all.back() = {all.back().data(), all.back().size() + 1};
+        else
+            all.emplace_back(&part, 1);
     }
     return all;
 }
 
-AddressSpan LiveMove::span_of(const Neighbours& some) const noexcept {
-    const auto begin = parts_[some.first].what.span.address;
-    return {begin, parts_[some.last - 1].what.span.end() - begin};
+AddressSpan LiveMove::span_of(Neighbours some) noexcept {
+    const auto begin = some.front().what.span.address;
+    return {begin, some.back().what.span.end() - begin};
 }
 
-Result<void> LiveMove::show(const Neighbours& some, Side side) {
-    for (auto i = some.first; i < some.last; ++i) {
-        auto& part = parts_[i];
+Result<void> LiveMove::show(Neighbours some, Side side) {
+    for (auto& part : some) {
         if (part.is_mapped && part.shows == side) continue;
         if (part.is_mapped) GPU_SLEEP_TRY(unmap(part.what.span));
         part.is_mapped = false;
@@ -260,7 +259,7 @@ Result<void> LiveMove::show(const Neighbours& some, Side side) {
         part.is_mapped = true;
         part.shows = side;
     }
-    return set_access(span_of(some), parts_[some.first].backing->access);
+    return set_access(span_of(some), some.front().backing->access);
 }
 
 Result<void> LiveMove::exchange(contents::Contents& contents) {
@@ -270,13 +269,13 @@ Result<void> LiveMove::exchange(contents::Contents& contents) {
     const auto forth = [&]() -> Result<void> {
         for (const auto& some : all) {
             GPU_SLEEP_TRY(unmap(span_of(some)));
-            for (auto i = some.first; i < some.last; ++i) parts_[i].is_mapped = false;
+            for (auto& part : some) part.is_mapped = false;
             GPU_SLEEP_TRY(show(some, Side::new_one));
         }
         return {};
     };
     auto done = guarded(forth);
-    const auto can_show = [&](const Neighbours& some, Side side) {
+    const auto can_show = [&](Neighbours some, Side side) {
         return guarded([&] { return show(some, side); }).has_value();
     };
     if (!done)
@@ -290,15 +289,15 @@ Result<void> LiveMove::exchange(contents::Contents& contents) {
     return done;
 }
 
-void LiveMove::put_to_sleep(const Neighbours& some, contents::Contents& contents) noexcept {
-    for (auto i = some.first; i < some.last; ++i) {
-        auto& backing = *parts_[i].backing;
+void LiveMove::put_to_sleep(Neighbours some, contents::Contents& contents) noexcept {
+    for (const auto& part : some) {
+        auto& backing = *part.backing;
         Ledger::move(backing, model::Residence::kept);
         backing.holds_contents = true;
         contents.forget(std::exchange(backing.kept, {}).range); // the program may have written since
     }
     log::error("range {:#x} could not be mapped again: it sleeps until the next wake",
-               parts_[some.first].what.span.address);
+               some.front().what.span.address);
 }
 
 void LiveMove::note() noexcept {
