@@ -8,7 +8,6 @@
 #include "base/log.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::contents {
 

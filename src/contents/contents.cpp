@@ -12,9 +12,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <set>
-#include <thread>
 
 namespace gpu_sleep::contents {
 namespace {
@@ -133,8 +131,11 @@ Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std:
 }
 
 std::unique_ptr<Batch> Contents::make_batch(Label label, model::Store store, const SaveOptions& options) {
-    if (store == model::Store::host) return host_.make_batch(std::move(label), options.takes_prepared);
-    return std::make_unique<Batch>(std::move(label), options.store);
+    if (store != model::Store::host) return std::make_unique<Batch>(std::move(label), options.store);
+    const auto found = stocks_.find(label.device);
+    const bool takes = options.takes_prepared && found != stocks_.end() && !found->second.empty();
+    auto* const stock = takes ? found->second.front()->arena() : nullptr;
+    return std::make_unique<Batch>(std::move(label), budget(), &pinner_, stock);
 }
 
 void Contents::note_needs(model::Store store, Bytes needed, const model::Choice& choice, bool is_fallback,
@@ -237,10 +238,34 @@ Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece() {
     return piece;
 }
 
+Bytes Contents::prepared(int device) const noexcept {
+    const auto found = stocks_.find(device);
+    return found == stocks_.end() ? 0 : held_by(found->second, model::Store::host);
+}
+
+Bytes Contents::prepared() const noexcept {
+    return sum_of(stocks_, [](const auto& stock) { return held_by(stock.second, model::Store::host); });
+}
+
+std::vector<int> Contents::prepared_devices() const {
+    std::vector<int> devices;
+    for (const auto& [device, stock] : stocks_) devices.push_back(device);
+    return devices;
+}
+
+void Contents::add_prepared(int device, store::HostArena& more) {
+    auto& stock = stocks_[device];
+    if (stock.empty()) stock.push_back(std::make_unique<Batch>(store::HostArena::create_stock(&pinner_)));
+    stock.front()->arena()->absorb(more, more.piece_count());
+}
+
 void Contents::limit_prepared(int device, Bytes most) {
+    const auto held = prepared(device);
+    const auto count = (held - std::min(held, most)) / k_prepared_piece;
+    if (count == 0) return;
     Batches surplus;
-    if (auto batch = host_.take_prepared(device, most)) surplus.push_back(std::move(batch));
-    if (surplus.empty()) return;
+    surplus.push_back(std::make_unique<Batch>(store::HostArena::create_stock(&pinner_)));
+    surplus.front()->arena()->absorb(*stocks_.at(device).front()->arena(), count);
     retired_.splice(retired_.end(), surplus);
     told_();
 }
@@ -264,9 +289,9 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
 }
 
 Bytes Contents::retained() const noexcept {
-    if (retained_ == 0) return host_.prepared();
+    if (retained_ == 0) return prepared();
     const auto held = held_by(batches_, model::Store::host);
-    return std::max(retained_, held - std::min(held, kept_in_host_)) + host_.prepared();
+    return std::max(retained_, held - std::min(held, kept_in_host_)) + prepared();
 }
 
 const KeptRange* Contents::find_retained(Number range) const noexcept {
@@ -305,10 +330,9 @@ void Contents::note_spare() const noexcept {
 }
 
 Bytes Contents::trim_retained(Bytes most) noexcept {
-    Bytes prepared = 0;
-    if (host_.prepared() > 0 && retained() > most) {
-        prepared = host_.prepared();
-        host_.take_prepared(retired_);
+    const auto given_up = retained() > most ? prepared() : 0;
+    if (given_up > 0) {
+        for (auto& [device, stock] : stocks_) retired_.splice(retired_.end(), stock);
         told_();
     }
     const auto before = retained_;
@@ -318,7 +342,7 @@ Bytes Contents::trim_retained(Bytes most) noexcept {
         const auto each = next++;
         if (each->second.is_retained && bytes_in_host(each->second) > 0) forget(each->first);
     }
-    return before - retained_ + prepared;
+    return before - retained_ + given_up;
 }
 
 void Contents::protect() noexcept {
@@ -415,9 +439,13 @@ Batch* Contents::find_unpinned() noexcept {
 }
 
 bool Contents::unpin() noexcept {
-    bool are_all_unpinned = host_.unpin_prepared() && store::HostArena::stuck_bytes() == 0;
-    for (const auto* const batches : {&batches_, &retired_})
-        for (const auto& batch : *batches) are_all_unpinned &= !batch->arena() || batch->arena()->unpin_all();
+    bool are_all_unpinned = store::HostArena::stuck_bytes() == 0;
+    const auto unpin_all = [&](const Batches& batches) {
+        for (const auto& batch : batches) are_all_unpinned &= !batch->arena() || batch->arena()->unpin_all();
+    };
+    for (const auto& [device, stock] : stocks_) unpin_all(stock);
+    unpin_all(batches_);
+    unpin_all(retired_);
     return are_all_unpinned;
 }
 

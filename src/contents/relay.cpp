@@ -8,7 +8,6 @@
 #include "base/threads.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>

@@ -62,7 +62,7 @@ public:
     /// Reserves what it needs of the host. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> begin();
     /// Copies what is to be copied of the session's device; then it is whole and flushed. Errors: those of
-    /// HostCache::take() and store_from_device().
+    /// take_into_cache() and store_from_device().
     [[nodiscard]] Result<void> take(driver::DeviceSession& session, ProgressCounter& progress);
     /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
     /// back.

@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::driver {

@@ -10,7 +10,6 @@
 #include "ledger/ledger.hpp"
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <utility>

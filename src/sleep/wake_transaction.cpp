@@ -9,7 +9,6 @@
 #include "base/units.hpp"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <utility>
 
 namespace gpu_sleep::sleep {

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
 
 namespace gpu_sleep::store {
 

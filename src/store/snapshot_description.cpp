@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <charconv>
 #include <ctime>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <utility>

@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>

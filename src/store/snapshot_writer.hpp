@@ -15,7 +15,6 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <vector>
 
 namespace gpu_sleep::store {
 
