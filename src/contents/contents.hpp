@@ -6,7 +6,6 @@
 #pragma once
 
 #include "contents/batch.hpp"
-#include "contents/block.hpp"
 #include "contents/progress.hpp"
 #include "contents/transfer.hpp"
 #include "driver/api.hpp"

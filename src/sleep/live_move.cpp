@@ -114,12 +114,6 @@ driver::DeviceAddress LiveMove::address_of(const Block& block, Side side) const 
     return (side == Side::old_one ? part.what.span.address : part.aside) + block.span.offset;
 }
 
-Bytes LiveMove::stale_bytes() const noexcept {
-    return sum_of(blocks_, [this](const Block& block) {
-        return block.is_stale && !parts_[block.part].is_gone ? block.span.bytes : 0;
-    });
-}
-
 std::vector<driver::FingerprintBlock> LiveMove::stale_blocks(std::span<const Block> among, Side side) const {
     std::vector<driver::FingerprintBlock> blocks;
     for (const auto& block : among)
@@ -201,7 +195,8 @@ Result<Verdict> LiveMove::swap(driver::DeviceSession& session, Ledger& ledger, c
 
 Result<Verdict> LiveMove::compare(driver::DeviceSession& session, Bytes bytes, int round) {
     const auto changed = GPU_SLEEP_TRY(find_stale(session));
-    const auto verdict = judge_round(stale_bytes(), bytes, round);
+    const auto stale = sum_of(stale_blocks(blocks_, Side::old_one), &driver::FingerprintBlock::bytes);
+    const auto verdict = judge_round(stale, bytes, round);
     if (verdict != Verdict::move || changed.empty()) return verdict;
     GPU_SLEEP_TRY(copy_stale(session, blocks_));
     GPU_SLEEP_TRY(check_copies(session, changed));

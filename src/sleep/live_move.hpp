@@ -86,7 +86,6 @@ private:
 
     /// Finds the backings of the parts; one that is not as it was when the piece was chosen is gone.
     void look(ledger::Ledger& ledger);
-    [[nodiscard]] Bytes stale_bytes() const noexcept;
     [[nodiscard]] std::vector<driver::FingerprintBlock> stale_blocks(std::span<const Block> among,
                                                                      Side side) const;
     [[nodiscard]] driver::DeviceAddress address_of(const Block& block, Side side) const noexcept;

@@ -96,12 +96,6 @@ Result<void> SnapshotWriter::put(const ChunkPlace& place, const CodedChunk& chun
     return {};
 }
 
-Result<void> SnapshotWriter::write_header() {
-    const auto bytes = front_.bytes();
-    encode_header(header_, bytes);
-    return move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0);
-}
-
 Result<Snapshot> SnapshotWriter::finish() {
     {
         const MutexLock lock(mutex_);
@@ -110,7 +104,9 @@ Result<Snapshot> SnapshotWriter::finish() {
     GPU_SLEEP_TRY(file_.cut(header_.file_bytes));
     {
         const auto claim = GPU_SLEEP_TRY(this->claim(header_.header_bytes, false));
-        GPU_SLEEP_TRY(write_header());
+        const auto bytes = front_.bytes();
+        encode_header(header_, bytes);
+        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0));
     }
     GPU_SLEEP_TRY(file_.commit());
     return Snapshot{std::move(file_), std::move(header_)};

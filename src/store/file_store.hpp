@@ -57,7 +57,6 @@ private:
                                                                  const std::atomic<bool>& has_failed);
     /// Where a chunk goes that was thought to take up to `most`.
     [[nodiscard]] Bytes allot(Bytes bytes, Bytes most) noexcept;
-    [[nodiscard]] Result<void> write_header();
 
     SnapshotFile file_;
     SnapshotHeader header_;

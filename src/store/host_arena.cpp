@@ -134,13 +134,6 @@ bool HostArena::set_access(int access) const noexcept {
 HostArena::HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces)
     : bytes_(bytes), pinner_(pinner), pieces_(std::move(pieces)) {}
 
-void HostArena::add_pieces(std::vector<Piece>& pieces, std::span<std::byte> memory) {
-    for (Bytes at = 0; at < memory.size(); at += k_piece_bytes) {
-        const auto piece = memory.subspan(at, std::min(k_piece_bytes, memory.size() - at));
-        pieces.push_back({.memory = piece, .parts = {{piece}}, .use = {piece.size(), piece.size()}});
-    }
-}
-
 Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner, HostArena* stock) {
     constexpr Bytes k_max_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
     if (bytes == 0) return make_error(ErrorCode::invalid_argument, "an arena of zero bytes");
@@ -156,7 +149,10 @@ Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner
     for (const int advice : {MADV_DONTFORK, MADV_DONTDUMP, MADV_HUGEPAGE}) ::madvise(data, whole, advice);
     auto arena = guarded([&]() -> Result<std::unique_ptr<HostArena>> {
         std::vector<Piece> pieces(taken);
-        add_pieces(pieces, {data, rest});
+        for (Bytes at = 0; at < rest; at += k_piece_bytes) {
+            const std::span piece(data + at, std::min(k_piece_bytes, rest - at));
+            pieces.push_back({.memory = piece, .parts = {{piece}}, .use = {piece.size(), piece.size()}});
+        }
         return std::unique_ptr<HostArena>(new HostArena(bytes, pinner, std::move(pieces)));
     });
     if (!arena) {

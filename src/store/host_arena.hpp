@@ -189,8 +189,6 @@ private:
     };
 
     HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces);
-    /// Adds `memory` in pieces.
-    static void add_pieces(std::vector<Piece>& pieces, std::span<std::byte> memory);
     /// Takes the last piece out.
     [[nodiscard]] Piece take_piece() noexcept;
     /// Does so for all pieces that lie together at once, then for the next ones. Returns whether it could for

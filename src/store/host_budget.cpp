@@ -22,8 +22,7 @@ HostClaim::~HostClaim() {
 }
 
 HostBudget& HostBudget::own() noexcept {
-    static Immortal<HostBudget> s_own;
-    return *s_own;
+    return immortal<HostBudget>();
 }
 
 void HostBudget::begin_anew_in_child() noexcept {

@@ -71,9 +71,6 @@ Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
 
 } // namespace
 
-SnapshotReader::SnapshotReader(const SnapshotFile& file, SnapshotHeader header)
-    : fd_(file.fd()), file_(&file), header_(std::move(header)) {}
-
 Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
     auto fd = GPU_SLEEP_TRY(open_snapshot(path));
     return open(std::move(fd));
@@ -82,29 +79,29 @@ Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
 Result<SnapshotReader> SnapshotReader::open(UniqueFd fd) {
     use_direct_io(fd.get()); // nobody reads it twice
     auto header = GPU_SLEEP_TRY(guarded([&] { return read_header(fd.get()); }));
-    const int number = fd.get();
-    return SnapshotReader(std::move(fd), number, std::move(header));
+    return SnapshotReader(std::move(fd), nullptr, std::move(header));
 }
 
 Result<SnapshotReader> SnapshotReader::open(const SnapshotFile& file, const SnapshotHeader& written) {
     return guarded([&]() -> Result<SnapshotReader> {
         GPU_SLEEP_TRY(file.check_held());
         GPU_SLEEP_TRY(compare_header(file.fd(), written));
-        return SnapshotReader(file, written);
+        return SnapshotReader(UniqueFd(), &file, written);
     });
 }
 
 Result<GetChunk> SnapshotReader::chunks(const SnapshotReadOptions& options) const {
+    const int fd = file_ ? file_->fd() : own_.get();
     auto queue = options.queue;
     if (!queue)
         queue = GPU_SLEEP_TRY(
-            open_io_queue(options.io, uses_direct_io(fd_) ? IoUse::direct : IoUse::cached_reads));
-    return GetChunk([this, queue](const ChunkPlace& place, std::byte* to,
-                                  std::function<void(Result<CodedChunk>)> done) -> Result<void> {
+            open_io_queue(options.io, uses_direct_io(fd) ? IoUse::direct : IoUse::cached_reads));
+    return GetChunk([this, queue, fd](const ChunkPlace& place, std::byte* to,
+                                      std::function<void(Result<CodedChunk>)> done) -> Result<void> {
         if (file_ != nullptr) GPU_SLEEP_TRY(file_->check_held());
         const auto& row = header_.rows[place.number];
         const CodedChunk chunk{row.shape, row.used_bytes, row.checksum, {to, row.stored_bytes}};
-        queue->submit({IoRequest::Kind::read, fd_, to, row.stored_bytes, row.offset,
+        queue->submit({IoRequest::Kind::read, fd, to, row.stored_bytes, row.offset,
                        [chunk, done = std::move(done)](Result<void> read) {
                            if (read)
                                done(chunk);
