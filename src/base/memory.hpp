@@ -42,22 +42,18 @@ public:
     }
 
     Pages(Pages&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-    Pages& operator=(Pages&& other) noexcept {
-        if (this == &other) return *this;
-        unmap();
-        bytes_ = std::exchange(other.bytes_, {});
+    Pages& operator=(Pages other) noexcept {
+        std::swap(bytes_, other.bytes_);
         return *this;
     }
-    ~Pages() { unmap(); }
+    ~Pages() {
+        if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+    }
 
     [[nodiscard]] explicit operator bool() const noexcept { return !bytes_.empty(); }
     [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
 private:
-    void unmap() noexcept {
-        if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
-    }
-
     std::span<std::byte> bytes_;
 };
 

@@ -7,8 +7,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::contents {
 
 using codec::BlockClass;

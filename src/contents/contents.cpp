@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 
 namespace gpu_sleep::contents {
 namespace {

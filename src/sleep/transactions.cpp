@@ -8,7 +8,6 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "contents/stored.hpp"
-#include "driver/context.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
@@ -20,7 +19,6 @@
 #include <memory>
 #include <set>
 #include <system_error>
-#include <utility>
 
 namespace gpu_sleep::sleep {
 

@@ -16,7 +16,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -67,20 +66,18 @@ private:
     [[nodiscard]] Result<void> fill(const Task& task, std::optional<HostClaim>& claim);
     /// Waits, unless it is cancelled. Returns whether it is.
     [[nodiscard]] bool pause(Milliseconds time);
-    void finish(std::size_t task, Result<void> result);
+    void finish(const Task& task, Result<void> result);
     [[nodiscard]] std::string missing() const;
 
     const Options options_;
     const std::vector<HostArena*> arenas_;
     // Not changed after start:
-    std::map<const HostArena*, std::size_t> first_task_; ///< of each arena
-    std::vector<Task> tasks_;                            ///< in the order in which they are taken up
-    std::atomic<std::size_t> next_{0};                   ///< task to take up
+    std::vector<Task> tasks_;          ///< pieces that are not ready, in the order in which they are taken up
+    std::atomic<std::size_t> next_{0}; ///< task to take up
     std::atomic<bool> stopped_{false}; ///< set with mutex_ held, so that no waiting thread misses it
 
-    std::mutex mutex_; ///< guards what follows, but for the threads
+    std::mutex mutex_; ///< guards what follows, but for the threads, and which pieces are ready
     std::condition_variable changed_;
-    std::vector<bool> ready_;      ///< for each task
     std::optional<Error> failure_; ///< of the first piece that failed
 
     std::unique_ptr<ThreadPool> pool_; ///< ended first

@@ -10,7 +10,6 @@
 #include "store/io_queue.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>

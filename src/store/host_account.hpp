@@ -77,9 +77,9 @@ private:
         std::uint64_t spare = 0;
     };
     /// What the others hold.
-    [[nodiscard]] Place others(const Locked& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] Place others(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// Finds a place in the file, if this process has none there.
-    void find_place(const Locked& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void find_place(const LockedFile& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
     void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// Whether it has a place in `file`, and not in one that somebody has removed.
     [[nodiscard]] bool has_place_in(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);

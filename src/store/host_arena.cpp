@@ -17,7 +17,6 @@
 #include <emmintrin.h>
 #endif
 
-#include <algorithm>
 #include <cerrno>
 #include <limits>
 #include <utility>
@@ -174,6 +173,7 @@ Result<void> HostArena::grow() {
     pieces_.reserve(pieces_.size() + 1);
     GPU_SLEEP_TRY(more->populate(0));
     more->pin(0);
+    more->note_ready();
     pieces_.push_back(more->take_piece());
     bytes_ += k_piece_bytes;
     populated_bytes_ += k_piece_bytes;
@@ -280,7 +280,6 @@ Result<void> HostArena::populate(std::size_t index) {
     const auto memory = piece(index);
     GPU_SLEEP_TRY(give_pages(memory, true));
     populated_bytes_ += memory.size();
-    pieces_[index].is_ready = true;
     return {};
 }
 

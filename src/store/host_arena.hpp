@@ -152,7 +152,7 @@ public:
     [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept {
         return pieces_[index].memory;
     }
-    /// Whether the piece has its pages.
+    /// Whether the piece has its pages, and was pinned if it can be.
     [[nodiscard]] bool is_ready(std::size_t index) const noexcept { return pieces_[index].is_ready; }
     /// Copies `from` to the byte `offset` and on, which gets its pages by that, past the processor's caches.
     /// The caller has claimed them. On any thread, for disjoint parts. Errors: out_of_host_memory.

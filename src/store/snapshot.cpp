@@ -6,7 +6,6 @@
 
 #include "base/checksum.hpp"
 #include "base/text.hpp"
-#include "store/snapshot_description.hpp"
 
 #include <algorithm>
 #include <array>

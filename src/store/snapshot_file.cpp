@@ -5,7 +5,6 @@
 #include "store/snapshot_file.hpp"
 
 #include "base/files.hpp"
-#include "store/own_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>

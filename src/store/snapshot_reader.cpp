@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/text.hpp"
-#include "store/io_queue.hpp"
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
 
