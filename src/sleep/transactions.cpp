@@ -58,14 +58,6 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
     }
 }
 
-Bytes free_after_sleep(Bytes free, Bytes released) noexcept {
-    return free + released;
-}
-
-Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
-    return free - std::min(free, taken);
-}
-
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
@@ -108,7 +100,9 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     if (request.dry_run) {
         GPU_SLEEP_TRY(rehearse(request, plan, report));
         // Who only moves contents takes no GPU memory, and may be out of the driver's reach.
-        return scope != Scope::all ? Result<void>() : add_memory(free_after_sleep, report);
+        return scope != Scope::all
+                   ? Result<void>()
+                   : add_memory([](Bytes free, Bytes released) { return free + released; }, report);
     }
     if (plan.is_empty()) return {};
     auto opened = static_cast<const model::Choice&>(request);
@@ -258,7 +252,8 @@ Result<Woken> Transactions::wake(const model::WakeRequest& request, const Contro
         if (!has_host_memory)
             refuse(report, has_host_memory.error().message + ": it would fail", has_host_memory.error().code);
         describe_plan(plan, report);
-        GPU_SLEEP_TRY(add_memory(free_after_wake, report));
+        GPU_SLEEP_TRY(
+            add_memory([](Bytes free, Bytes taken) { return free - std::min(free, taken); }, report));
         note_short_devices(request, report);
         for (const auto& [tag, why] : plan.spoiled) { // all others would wake
             report.notes.push_back(why.message + ": it would stay asleep");
