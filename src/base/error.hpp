@@ -107,8 +107,6 @@ struct ErrorTraits {
 template <class T>
 class [[nodiscard]] Result {
 public:
-    using value_type = T;
-
     Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
     Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
 
@@ -134,8 +132,6 @@ private:
 template <>
 class [[nodiscard]] Result<void> {
 public:
-    using value_type = void;
-
     Result() = default;
     Result(Error error) : error_(std::move(error)) {}
 

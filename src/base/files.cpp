@@ -4,8 +4,6 @@
 
 #include "base/files.hpp"
 
-#include "base/fd.hpp"
-
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>
@@ -22,7 +20,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <utility>
 #include <vector>
 
 namespace gpu_sleep {

@@ -8,8 +8,6 @@
 #include "base/error.hpp"
 #include "base/fd.hpp"
 
-#include <fcntl.h>
-
 #include <cstddef>
 #include <filesystem>
 #include <optional>

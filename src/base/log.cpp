@@ -25,7 +25,6 @@
 #include <chrono>
 #include <climits>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <new>

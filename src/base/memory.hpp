@@ -14,26 +14,13 @@
 
 namespace gpu_sleep {
 
-/// A static object that is never destroyed, since threads outlive static destructors. It is made in place,
-/// because its first use may come when the program has no memory left.
-template <class T>
-class Immortal {
-public:
-    Immortal() { ::new (static_cast<void*>(storage_)) T; }
-    Immortal(const Immortal&) = delete;
-    Immortal& operator=(const Immortal&) = delete;
-
-    [[nodiscard]] T& operator*() noexcept { return *std::launder(reinterpret_cast<T*>(storage_)); }
-
-private:
-    alignas(T) std::byte storage_[sizeof(T)];
-};
-
-/// The process's only T.
+/// The process's only T, made at its first use. It is never destroyed, since threads outlive static
+/// destructors, and made in place, because its first use may come when the program has no memory left.
 template <class T>
 [[nodiscard]] T& immortal() noexcept {
-    static Immortal<T> s_object;
-    return *s_object;
+    alignas(T) static std::byte s_storage[sizeof(T)];
+    static T& s_object = *::new (static_cast<void*>(s_storage)) T;
+    return s_object;
 }
 
 /// Owns pages that are mapped separately, zero at first, and unmapped when it is destroyed. They do not come
@@ -55,22 +42,18 @@ public:
     }
 
     Pages(Pages&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-    Pages& operator=(Pages&& other) noexcept {
-        if (this == &other) return *this;
-        unmap();
-        bytes_ = std::exchange(other.bytes_, {});
+    Pages& operator=(Pages other) noexcept {
+        std::swap(bytes_, other.bytes_);
         return *this;
     }
-    ~Pages() { unmap(); }
+    ~Pages() {
+        if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+    }
 
     [[nodiscard]] explicit operator bool() const noexcept { return !bytes_.empty(); }
     [[nodiscard]] std::span<std::byte> bytes() const noexcept { return bytes_; }
 
 private:
-    void unmap() noexcept {
-        if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
-    }
-
     std::span<std::byte> bytes_;
 };
 

@@ -5,16 +5,13 @@
 
 #include "base/threads.hpp"
 
-#include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/thread_safety.hpp"
 
 #include <pthread.h>
 #include <sys/eventfd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <system_error>
 #include <utility>
 

@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/fd.hpp"
 
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <deque>
@@ -36,6 +37,26 @@ private:
 /// that a thread causes itself, such as SIGSEGV. The thread cannot be cancelled. `name` has at most 15
 /// characters. `body` must not throw. Errors: out_of_threads (the system gives none).
 [[nodiscard]] Result<std::thread> start_quiet_thread(const char* name, std::function<void()> body);
+
+/// The first failure of several threads. Thread-safe.
+class FirstFailure {
+public:
+    void note(Error error) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!error_) error_ = std::move(error);
+        has_failed_ = true;
+    }
+    [[nodiscard]] const std::atomic<bool>& has_failed() const noexcept { return has_failed_; }
+    [[nodiscard]] Result<void> result() const {
+        const std::lock_guard lock(mutex_);
+        return error_ ? Result<void>(*error_) : Result<void>();
+    }
+
+private:
+    mutable std::mutex mutex_;
+    std::optional<Error> error_;
+    std::atomic<bool> has_failed_{false};
+};
 
 /// Thread-safe. Signals are blocked in its threads.
 class ThreadPool {

@@ -4,7 +4,6 @@
 
 #include "base/units.hpp"
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -29,6 +30,14 @@ struct Span {
     [[nodiscard]] Bytes end() const noexcept { return offset + bytes; }
     friend bool operator==(const Span&, const Span&) = default;
 };
+
+/// The sum of what `bytes_of`, a function or a member, says of each of `items`.
+template <class Items, class BytesOf>
+[[nodiscard]] Bytes sum_of(const Items& items, BytesOf&& bytes_of) {
+    Bytes sum = 0;
+    for (const auto& item : items) sum += std::invoke(bytes_of, item);
+    return sum;
+}
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;

@@ -7,9 +7,6 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::contents {
 
 using codec::BlockClass;
@@ -83,8 +80,7 @@ bool Batch::retain() noexcept {
 
 bool Batch::take_back(std::string_view tag, const store::ParcelStore& wanted) {
     // All that is in it, as it says, and where the next sleep wants it.
-    Bytes whole = 0;
-    for (const auto& extent : extents_) whole += extent.bytes;
+    const auto whole = sum_of(extents_, &store::SnapshotExtent::bytes);
     const bool is_closed = parcel_ && parcel_->bytes == 0;
     if (live_ != whole || tag != label_.tag || !is_closed || parcel_->identity != wanted.identity)
         return false;

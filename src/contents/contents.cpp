@@ -12,9 +12,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
-#include <set>
-#include <thread>
 
 namespace gpu_sleep::contents {
 namespace {
@@ -46,10 +43,8 @@ void for_each_part(const KeptRange& range, Use&& use) {
 
 /// What the range takes of the host cache.
 Bytes bytes_in_host(const KeptRange& range) noexcept {
-    Bytes sum = 0;
-    for (const auto& block : range.blocks)
-        if (block.is_in(model::Store::host)) sum += block.place.bytes;
-    return sum;
+    return sum_of(range.blocks,
+                  [](const Block& block) { return block.is_in(model::Store::host) ? block.place.bytes : 0; });
 }
 
 /// Copies `part` of a block of `bytes` to `to`, also while it is out of reach. Errors: as Contents::read().
@@ -64,17 +59,6 @@ Result<void> read_part(const Place& place, Bytes bytes, Span part, std::byte* to
         return make_error(ErrorCode::damaged, "the kept contents are damaged");
     std::copy_n(content.begin() + static_cast<std::ptrdiff_t>(part.offset), part.bytes, to);
     return {};
-}
-
-/// Has `report` say what `needed` of host memory are.
-void note_host_needs(Bytes needed, const store::Headroom& headroom, bool spills, model::Report& report) {
-    const auto available = headroom.bytes;
-    const auto* const outcome = needed <= available ? ""
-                                : spills            ? ": the rest would go to files"
-                                                    : ": it would fail unless enough bytes are zero";
-    report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
-                                       format_bytes(needed), format_bytes(available), headroom.limited_by,
-                                       outcome));
 }
 
 /// Has `report` say what `needed` of the directory are.
@@ -108,10 +92,7 @@ bool has_waste_in(const std::unique_ptr<Batch>& batch) noexcept {
 } // namespace
 
 Bytes held_by(const Batches& batches, model::Store store) noexcept {
-    Bytes sum = 0;
-    for (const auto& batch : batches)
-        if (batch->store() == store) sum += batch->held();
-    return sum;
+    return sum_of(batches, [=](const auto& batch) { return batch->store() == store ? batch->held() : 0; });
 }
 
 Result<Bytes> needs_of(const Batches& batches, model::Store store) {
@@ -149,17 +130,25 @@ Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std:
 }
 
 std::unique_ptr<Batch> Contents::make_batch(Label label, model::Store store, const SaveOptions& options) {
-    if (store == model::Store::host) return host_.make_batch(std::move(label), options.takes_prepared);
-    return std::make_unique<Batch>(std::move(label), options.store);
+    if (store != model::Store::host) return std::make_unique<Batch>(std::move(label), options.store);
+    const auto found = stocks_.find(label.device);
+    const bool takes = options.takes_prepared && found != stocks_.end() && !found->second.empty();
+    auto* const stock = takes ? found->second.front()->arena() : nullptr;
+    return std::make_unique<Batch>(std::move(label), budget(), &pinner_, stock);
 }
 
 void Contents::note_needs(model::Store store, Bytes needed, const model::Choice& choice, bool is_fallback,
                           model::Report& report) const {
     if (needed == 0) return;
-    if (store == model::Store::host)
-        note_host_needs(needed, budget().room(), choice.spill, report);
-    else
-        note_file_needs(needed, choice.directory, is_fallback, budget().headroom(), report);
+    if (store != model::Store::host)
+        return note_file_needs(needed, choice.directory, is_fallback, budget().headroom(), report);
+    const auto room = budget().room();
+    const auto* const outcome = needed <= room.bytes ? ""
+                                : choice.spill       ? ": the rest would go to files"
+                                                     : ": it would fail unless enough bytes are zero";
+    report.notes.push_back(fmt::format("needs at most {} of host memory, and {} may be taken ({}){}",
+                                       format_bytes(needed), format_bytes(room.bytes), room.limited_by,
+                                       outcome));
 }
 
 Bytes Contents::bytes_in(model::Store store, Number range) const {
@@ -170,23 +159,10 @@ Bytes Contents::bytes_in(model::Store store, Number range) const {
     return sum;
 }
 
-bool Contents::is_elsewhere(model::Store store, Number range) const {
+bool Contents::is_elsewhere(Number range, model::Store store) const {
     const auto& blocks = ranges_.at(range).blocks;
     return std::any_of(blocks.begin(), blocks.end(),
                        [=](const Block& block) { return block.is_stored() && !block.is_in(store); });
-}
-
-bool Contents::is_mendable(Number range) const {
-    const auto& blocks = ranges_.at(range).blocks;
-    return std::any_of(blocks.begin(), blocks.end(), [](const Block& block) {
-        return block.is_stored() && !block.place.batch->is_cached();
-    });
-}
-
-std::string_view Contents::where(Number range) const {
-    for (const auto& block : ranges_.at(range).blocks)
-        if (block.is_stored()) return block.place.batch->is_cached() ? "host memory" : "files";
-    return {};
 }
 
 std::set<std::string> Contents::directories(Number range) const {
@@ -261,10 +237,34 @@ Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece() {
     return piece;
 }
 
+Bytes Contents::prepared(int device) const noexcept {
+    const auto found = stocks_.find(device);
+    return found == stocks_.end() ? 0 : held_by(found->second, model::Store::host);
+}
+
+Bytes Contents::prepared() const noexcept {
+    return sum_of(stocks_, [](const auto& stock) { return held_by(stock.second, model::Store::host); });
+}
+
+std::vector<int> Contents::prepared_devices() const {
+    std::vector<int> devices;
+    for (const auto& [device, stock] : stocks_) devices.push_back(device);
+    return devices;
+}
+
+void Contents::add_prepared(int device, store::HostArena& more) {
+    auto& stock = stocks_[device];
+    if (stock.empty()) stock.push_back(std::make_unique<Batch>(store::HostArena::create_stock(&pinner_)));
+    stock.front()->arena()->absorb(more, more.piece_count());
+}
+
 void Contents::limit_prepared(int device, Bytes most) {
+    const auto held = prepared(device);
+    const auto count = (held - std::min(held, most)) / k_prepared_piece;
+    if (count == 0) return;
     Batches surplus;
-    if (auto batch = host_.take_prepared(device, most)) surplus.push_back(std::move(batch));
-    if (surplus.empty()) return;
+    surplus.push_back(std::make_unique<Batch>(store::HostArena::create_stock(&pinner_)));
+    surplus.front()->arena()->absorb(*stocks_.at(device).front()->arena(), count);
     retired_.splice(retired_.end(), surplus);
     told_();
 }
@@ -288,9 +288,9 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
 }
 
 Bytes Contents::retained() const noexcept {
-    if (retained_ == 0) return host_.prepared();
+    if (retained_ == 0) return prepared();
     const auto held = held_by(batches_, model::Store::host);
-    return std::max(retained_, held - std::min(held, kept_in_host_)) + host_.prepared();
+    return std::max(retained_, held - std::min(held, kept_in_host_)) + prepared();
 }
 
 const KeptRange* Contents::find_retained(Number range) const noexcept {
@@ -329,10 +329,9 @@ void Contents::note_spare() const noexcept {
 }
 
 Bytes Contents::trim_retained(Bytes most) noexcept {
-    Bytes prepared = 0;
-    if (host_.prepared() > 0 && retained() > most) {
-        prepared = host_.prepared();
-        host_.take_prepared(retired_);
+    const auto given_up = retained() > most ? prepared() : 0;
+    if (given_up > 0) {
+        for (auto& [device, stock] : stocks_) retired_.splice(retired_.end(), stock);
         told_();
     }
     const auto before = retained_;
@@ -342,7 +341,7 @@ Bytes Contents::trim_retained(Bytes most) noexcept {
         const auto each = next++;
         if (each->second.is_retained && bytes_in_host(each->second) > 0) forget(each->first);
     }
-    return before - retained_ + prepared;
+    return before - retained_ + given_up;
 }
 
 void Contents::protect() noexcept {
@@ -439,9 +438,13 @@ Batch* Contents::find_unpinned() noexcept {
 }
 
 bool Contents::unpin() noexcept {
-    bool are_all_unpinned = host_.unpin_prepared() && store::HostArena::stuck_bytes() == 0;
-    for (const auto* const batches : {&batches_, &retired_})
-        for (const auto& batch : *batches) are_all_unpinned &= !batch->arena() || batch->arena()->unpin_all();
+    bool are_all_unpinned = store::HostArena::stuck_bytes() == 0;
+    const auto unpin_all = [&](const Batches& batches) {
+        for (const auto& batch : batches) are_all_unpinned &= !batch->arena() || batch->arena()->unpin_all();
+    };
+    for (const auto& [device, stock] : stocks_) unpin_all(stock);
+    unpin_all(batches_);
+    unpin_all(retired_);
     return are_all_unpinned;
 }
 

@@ -6,26 +6,19 @@
 #pragma once
 
 #include "contents/batch.hpp"
-#include "contents/block.hpp"
-#include "contents/host_cache.hpp"
-#include "contents/host_use.hpp"
 #include "contents/progress.hpp"
-#include "contents/staging.hpp"
 #include "contents/transfer.hpp"
 #include "driver/api.hpp"
 #include "model/model.hpp"
 
-#include <atomic>
 #include <cstddef>
 #include <filesystem>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -53,8 +46,7 @@ struct Waste {
 class Contents {
 public:
     Contents(const driver::Api& api, HostUse options) noexcept
-        : api_(api), options_(options), pinner_(api), host_(*options_.budget, &pinner_),
-          retained_limit_(options.retained) {}
+        : api_(api), options_(options), pinner_(api), retained_limit_(options.retained) {}
 
     Contents(const Contents&) = delete;
     Contents& operator=(const Contents&) = delete;
@@ -79,11 +71,7 @@ public:
     /// How much of the range is in `store`.
     [[nodiscard]] Bytes bytes_in(model::Store store, Number range) const;
     /// Whether any part of the range is in another store than `store`.
-    [[nodiscard]] bool is_elsewhere(model::Store store, Number range) const;
-    /// Whether any part of the range may be put right from outside, where it was found damaged.
-    [[nodiscard]] bool is_mendable(Number range) const;
-    /// Where the range is, for people; if in several places, the first of them. Empty if it is all zeros.
-    [[nodiscard]] std::string_view where(Number range) const;
+    [[nodiscard]] bool is_elsewhere(Number range, model::Store store) const;
     /// Where the files are that hold a part of the range, each once.
     [[nodiscard]] std::set<std::string> directories(Number range) const;
     /// Has the files that hold a part of the ranges stay when they are no longer needed. Returns whether any
@@ -120,8 +108,10 @@ public:
     Bytes trim_retained(Bytes most) noexcept;
     // Host memory that is ready before there is anything to keep: the next sleep takes it. Counts as
     // retained, and is given back like that.
-    [[nodiscard]] Bytes prepared(int device) const noexcept { return host_.prepared(device); }
-    [[nodiscard]] std::vector<int> prepared_devices() const { return host_.prepared_devices(); }
+    [[nodiscard]] Bytes prepared(int device) const noexcept;
+    [[nodiscard]] Bytes prepared() const noexcept;
+    /// Devices for which something was.
+    [[nodiscard]] std::vector<int> prepared_devices() const;
     static constexpr Bytes k_prepared_piece = store::HostArena::k_piece_bytes;
     /// How much more may be prepared, where `most` may be retained in all.
     [[nodiscard]] Bytes room_to_prepare(Bytes most) const noexcept;
@@ -129,7 +119,7 @@ public:
     /// out_of_host_memory.
     [[nodiscard]] Result<std::unique_ptr<store::HostArena>> prepare_piece();
     /// Adds the pieces of `more`, which are ready. May throw for want of memory: then nothing has changed.
-    void add_prepared(int device, store::HostArena& more) { host_.add_prepared(device, more); }
+    void add_prepared(int device, store::HostArena& more);
     /// Gives up what is prepared for the device beyond `most` bytes. May throw, as add_prepared().
     void limit_prepared(int device, Bytes most);
 
@@ -167,7 +157,7 @@ public:
 
     /// What the batches hold that are in use: host memory, or files.
     [[nodiscard]] Bytes held(model::Store store) const noexcept {
-        return held_by(batches_, store) + (store == model::Store::host ? host_.prepared() : 0);
+        return held_by(batches_, store) + (store == model::Store::host ? prepared() : 0);
     }
     /// Where the files of these are, each once.
     [[nodiscard]] std::vector<std::string> directories() const;
@@ -199,12 +189,12 @@ private:
     const driver::Api& api_;
     const HostUse options_;
     DriverPinner pinner_;
-    HostCache host_;
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;
-    Bytes retained_ = 0;     ///< contents of the ranges that are
-    Bytes kept_in_host_ = 0; ///< contents of all other ranges, in host memory
+    std::map<int, Batches> stocks_; ///< memory that is prepared: one of each device, or none
+    Bytes retained_ = 0;            ///< contents of the ranges that are
+    Bytes kept_in_host_ = 0;        ///< contents of all other ranges, in host memory
     Bytes retained_limit_;
     Number next_number_ = 1;
     std::function<void()> told_ = [] {};

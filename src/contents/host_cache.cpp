@@ -7,7 +7,6 @@
 #include "contents/host_cache.hpp"
 
 #include "base/log.hpp"
-#include "contents/host_use.hpp"
 #include "contents/relay.hpp"
 #include "store/arena_preparer.hpp"
 
@@ -57,7 +56,7 @@ bool waits_on_host(std::span<const driver::BlockTask> tasks) noexcept {
 /// So many tasks, which nothing that is queued uses. Errors: as DeviceSession::prepare_coding().
 Result<std::span<driver::BlockTask>> take_tasks(Transfer& transfer, std::size_t count) {
     if (count > transfer.coding.tasks.size() - transfer.coding_used) {
-        GPU_SLEEP_TRY(HostCache::decode_rest(transfer));
+        GPU_SLEEP_TRY(decode_rest(transfer));
         GPU_SLEEP_TRY(transfer.session.synchronize());
         transfer.coding_used = 0;
         if (count > transfer.coding.tasks.size()) {
@@ -140,15 +139,10 @@ void pin(Transfer& transfer, HostArena& arena, std::size_t piece) {
 /// Calls `part(piece index, copy)` for each piece that `copy` crosses, until one fails.
 template <class Part>
 Result<void> for_each_part(const HostCopy& copy, Part&& part) {
-    Result<void> done;
-    HostArena::for_each_piece({copy.at, copy.device.bytes}, [&](std::size_t index, Span span) {
-        if (done)
-            done = part(index, HostCopy{{copy.device.address + (span.offset - copy.at), span.bytes},
-                                        copy.arena,
-                                        span.offset,
-                                        copy.turn});
+    return HostArena::for_each_piece({copy.at, copy.device.bytes}, [&](std::size_t index, Span span) {
+        const driver::AddressSpan device{copy.device.address + (span.offset - copy.at), span.bytes};
+        return part(index, HostCopy{device, copy.arena, span.offset, copy.turn});
     });
-    return done;
 }
 
 template <class Part>
@@ -285,57 +279,7 @@ Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
 
 } // namespace
 
-std::unique_ptr<Batch> HostCache::make_batch(Label label, bool takes_prepared) {
-    const auto found = stocks_.find(label.device);
-    const bool takes = takes_prepared && found != stocks_.end() && !found->second.empty();
-    return std::make_unique<Batch>(std::move(label), budget_, pinner_,
-                                   takes ? found->second.front()->arena() : nullptr);
-}
-
-Bytes HostCache::prepared(int device) const noexcept {
-    const auto found = stocks_.find(device);
-    return found == stocks_.end() || found->second.empty() ? 0 : found->second.front()->held();
-}
-
-Bytes HostCache::prepared() const noexcept {
-    Bytes sum = 0;
-    for (const auto& [device, stock] : stocks_) sum += prepared(device);
-    return sum;
-}
-
-std::vector<int> HostCache::prepared_devices() const {
-    std::vector<int> devices;
-    for (const auto& [device, stock] : stocks_) devices.push_back(device);
-    return devices;
-}
-
-void HostCache::add_prepared(int device, HostArena& more) {
-    auto& stock = stocks_[device];
-    if (stock.empty()) stock.push_back(std::make_unique<Batch>(HostArena::create_stock(pinner_)));
-    stock.front()->arena()->absorb(more, more.piece_count());
-}
-
-std::unique_ptr<Batch> HostCache::take_prepared(int device, Bytes most) {
-    const auto held = prepared(device);
-    const auto count = (held - std::min(held, most)) / HostArena::k_piece_bytes;
-    if (count == 0) return nullptr;
-    auto taken = std::make_unique<Batch>(HostArena::create_stock(pinner_));
-    taken->arena()->absorb(*stocks_.at(device).front()->arena(), count);
-    return taken;
-}
-
-bool HostCache::unpin_prepared() noexcept {
-    bool are_all_unpinned = true;
-    for (const auto& [device, stock] : stocks_)
-        for (const auto& batch : stock) are_all_unpinned &= batch->arena()->unpin_all();
-    return are_all_unpinned;
-}
-
-void HostCache::take_prepared(Batches& batches) noexcept {
-    for (auto& [device, stock] : stocks_) batches.splice(batches.end(), stock);
-}
-
-Result<void> HostCache::take(Transfer& transfer, std::span<Batch* const> batches,
+Result<void> take_into_cache(Transfer& transfer, std::span<Batch* const> batches,
                              std::span<const Move> blocks) {
     std::vector<HostArena*> arenas;
     Bytes total = 0;
@@ -370,7 +314,7 @@ Result<void> HostCache::take(Transfer& transfer, std::span<Batch* const> batches
     return transfer.wait();
 }
 
-Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks) {
+Result<void> replace_in_cache(Transfer& transfer, std::span<const Move> blocks) {
     const auto turns = GPU_SLEEP_TRY(turns_of(transfer, blocks));
     const auto reach = encoder(transfer, turns);
     const auto part = [&](std::size_t piece, const HostCopy& copy) -> Result<void> {
@@ -381,12 +325,12 @@ Result<void> HostCache::replace(Transfer& transfer, std::span<const Move> blocks
     return for_each_part(turns, part);
 }
 
-Result<void> HostCache::decode_rest(Transfer& transfer) {
+Result<void> decode_rest(Transfer& transfer) {
     // The host does not wait: what is timed next is queued meanwhile, and at the end it is all the same.
     return decode(transfer, std::exchange(transfer.halves.late, {}), false);
 }
 
-Result<void> HostCache::give(Transfer& transfer, std::span<const Move> blocks) {
+Result<void> give_from_cache(Transfer& transfer, std::span<const Move> blocks) {
     constexpr std::size_t k_leg = 128; // until the way is decided
     std::vector<Move> straight;
     std::vector<Move> through;

@@ -9,6 +9,7 @@
 #include "base/units.hpp"
 #include "model/model.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -56,15 +57,33 @@ public:
 
     /// The sum never passes the total, though something be copied twice. Errors: cancelled, timed_out (the
     /// asker's deadline has passed).
-    [[nodiscard]] Result<void> add(Bytes bytes);
+    [[nodiscard]] Result<void> add(Bytes bytes) {
+        const std::lock_guard lock(mutex_);
+        done_ = std::min(done_ + bytes, total_);
+        if (!tell()) stopped_ = true;
+        if (stopped_) return make_error(ErrorCode::cancelled, "the request was withdrawn");
+        if (Clock::now() < control_.deadline) return {};
+        stopped_ = true;
+        return make_error(ErrorCode::timed_out, "time ran out when {} of {} had been copied",
+                          format_bytes(done_), format_bytes(total_));
+    }
     /// The device's thread begins a call that may take minutes, or has ended it (Progress::in_call).
-    void note_call(bool begins);
+    void note_call(bool begins) {
+        const std::lock_guard lock(mutex_);
+        calls_ += begins ? 1 : -1;
+        static_cast<void>(tell());
+    }
     /// Ends the transfer on every device after one has failed.
     void stop() noexcept { stopped_ = true; }
     [[nodiscard]] Milliseconds host_patience() const noexcept { return control_.host_patience; }
 
 private:
-    [[nodiscard]] bool tell();
+    [[nodiscard]] bool tell() {
+        return stopped_ || control_.progress({.phase = model::Progress::Phase::transfer,
+                                              .done = done_,
+                                              .total = total_,
+                                              .in_call = calls_ > 0});
+    }
 
     const Control& control_;
     std::mutex mutex_; ///< one call of the asker at a time

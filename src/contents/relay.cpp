@@ -8,7 +8,6 @@
 #include "base/threads.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -21,26 +20,6 @@
 
 namespace gpu_sleep::contents {
 namespace {
-
-/// The first failure of several threads.
-class FirstFailure {
-public:
-    void note(Error error) noexcept {
-        const std::lock_guard lock(mutex_);
-        if (!error_) error_ = std::move(error);
-        has_failed_ = true;
-    }
-    [[nodiscard]] bool has_failed() const noexcept { return has_failed_; }
-    [[nodiscard]] Result<void> result() const {
-        const std::lock_guard lock(mutex_);
-        return error_ ? Result<void>(*error_) : Result<void>();
-    }
-
-private:
-    mutable std::mutex mutex_;
-    std::optional<Error> error_;
-    std::atomic<bool> has_failed_{false};
-};
 
 /// Claims host memory ahead of the threads that take it.
 class Claimer {

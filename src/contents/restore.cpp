@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "contents/host_cache.hpp"
 #include "contents/stored.hpp"
 #include "driver/context.hpp"
 
@@ -58,8 +59,8 @@ Result<void> Restore::give(std::span<const Move> blocks, bool at_once) {
     std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(wanted), [=](const Move& block) {
         return block.place.batch && block.place.batch->is_cached() == at_once;
     });
-    if (wanted.empty()) return at_once ? HostCache::decode_rest(transfer_) : Result<void>();
-    return at_once ? HostCache::give(transfer_, wanted) : restore_to_device(transfer_, wanted, failures_);
+    if (wanted.empty()) return at_once ? decode_rest(transfer_) : Result<void>();
+    return at_once ? give_from_cache(transfer_, wanted) : restore_to_device(transfer_, wanted, failures_);
 }
 
 Result<void> Restore::zero(std::span<const Move> blocks) {
@@ -106,7 +107,7 @@ Result<void> Restore::add(std::span<const Target> targets) {
 }
 
 Result<void> Restore::finish() {
-    GPU_SLEEP_TRY(HostCache::decode_rest(transfer_));
+    GPU_SLEEP_TRY(decode_rest(transfer_));
     GPU_SLEEP_TRY(check_arriving(arriving_.size()));
     std::vector<Move> rest(wanted_.begin(), wanted_.end());
     GPU_SLEEP_TRY(give(rest, false));
@@ -140,7 +141,7 @@ void Restore::compare(const Indices& indices, std::span<const driver::Fingerprin
 }
 
 Result<Restore::Indices> Restore::find_damage(const Indices& indices) {
-    GPU_SLEEP_TRY(HostCache::decode_rest(transfer_));
+    GPU_SLEEP_TRY(decode_rest(transfer_));
     const auto found = GPU_SLEEP_TRY(transfer_.session.fingerprint(memory_of(indices)));
     GPU_SLEEP_TRY(transfer_.session.synchronize());
     Indices damaged;

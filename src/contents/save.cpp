@@ -6,6 +6,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "contents/host_cache.hpp"
 #include "contents/stored.hpp"
 #include "driver/context.hpp"
 
@@ -72,26 +73,6 @@ Number Save::add(Label label, model::Store store, driver::DeviceAddress address,
     range.blocks.resize(count);
     part.items.push_back({number, address, &range, store, std::move(label.tag), previous});
     return number;
-}
-
-Bytes Save::bytes(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.bytes;
-}
-
-Bytes Save::stored(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.stored;
-}
-
-Bytes Save::copied(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.copied;
-}
-
-Bytes Save::moved(int device) const noexcept {
-    const auto part = parts_.find(device);
-    return part == parts_.end() ? 0 : part->second.moved;
 }
 
 Result<void> Save::seal(driver::DeviceSession& session) {
@@ -315,12 +296,6 @@ Result<void> Save::begin() {
     return {};
 }
 
-Result<void> Save::replace(Transfer& transfer, Part& part) {
-    for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
-    part.has_overwritten = true;
-    return HostCache::replace(transfer, part.replaced);
-}
-
 Result<void> Save::take_from_all(Transfer& transfer, Part& part) {
     std::vector<Batch*> cached;
     std::vector<Batch*> others;
@@ -329,10 +304,12 @@ Result<void> Save::take_from_all(Transfer& transfer, Part& part) {
         (fresh.first->is_cached() ? cached : others).push_back(fresh.first);
         if (fresh.first->is_cached()) blocks.insert(blocks.end(), fresh.second.begin(), fresh.second.end());
     }
-    if (!cached.empty()) GPU_SLEEP_TRY(HostCache::take(transfer, cached, blocks));
+    if (!cached.empty()) GPU_SLEEP_TRY(take_into_cache(transfer, cached, blocks));
     if (!others.empty()) GPU_SLEEP_TRY(store_from_device(transfer, others));
     // Last: what is retained stays so where memory or room for what is new is short.
-    GPU_SLEEP_TRY(replace(transfer, part));
+    for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
+    part.has_overwritten = true;
+    GPU_SLEEP_TRY(replace_in_cache(transfer, part.replaced));
     return transfer.wait();
 }
 
@@ -391,7 +368,7 @@ Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const 
         item.overwrites |= std::any_of(damaged.begin(), damaged.end(),
                                        [&](const Move& block) { return block.range == item.number; });
     const std::vector<Move> blocks(damaged.begin(), damaged.end());
-    GPU_SLEEP_TRY(HostCache::replace(transfer, blocks));
+    GPU_SLEEP_TRY(replace_in_cache(transfer, blocks));
     GPU_SLEEP_TRY(transfer.wait());
     GPU_SLEEP_TRY(transfer.session.synchronize());
     const auto again = GPU_SLEEP_TRY(CopyCheck::start(damaged, limits_.check_threads));

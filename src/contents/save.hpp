@@ -6,7 +6,6 @@
 
 #include "contents/contents.hpp"
 #include "contents/copy_check.hpp"
-#include "contents/host_use.hpp"
 
 #include <map>
 #include <memory>
@@ -34,8 +33,17 @@ public:
     /// forgotten with admit().
     [[nodiscard]] Number add(Label label, model::Store store, driver::DeviceAddress address,
                              std::vector<Span> spans, Number previous = 0);
-    /// Bytes that are to be kept of the device.
-    [[nodiscard]] Bytes bytes(int device) const noexcept;
+    /// What it does with one device's contents.
+    struct Figures {
+        Bytes bytes = 0;  ///< that are to be kept
+        Bytes stored = 0; ///< of those, that have a place; once it is laid out, as the next
+        Bytes copied = 0; ///< of those, that are to be copied there
+        Bytes moved = 0;  ///< what of the places is to be filled: what take() will count as progress
+    };
+    [[nodiscard]] Figures figures(int device) const noexcept {
+        const auto part = parts_.find(device);
+        return part == parts_.end() ? Figures() : Figures(part->second);
+    }
 
     /// Takes the fingerprints of what is kept of the session's device: from here to the check on waking
     /// nothing can change unseen. Then measures how small the GPU can code what is new or has changed, where
@@ -50,16 +58,11 @@ public:
     [[nodiscard]] Result<Bytes> needs(model::Store store) const;
     /// Bytes that go to other places than they were to, for want of room (SaveOptions::room).
     [[nodiscard]] Bytes spilled() const noexcept { return spilled_; }
-    /// Of what is kept of the device: bytes that have a place, and bytes that are to be copied there.
-    [[nodiscard]] Bytes stored(int device) const noexcept;
-    [[nodiscard]] Bytes copied(int device) const noexcept;
-    /// What of the places is to be filled: what take() will count as progress.
-    [[nodiscard]] Bytes moved(int device) const noexcept;
 
     /// Reserves what it needs of the host. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> begin();
     /// Copies what is to be copied of the session's device; then it is whole and flushed. Errors: those of
-    /// HostCache::take() and store_from_device().
+    /// take_into_cache() and store_from_device().
     [[nodiscard]] Result<void> take(driver::DeviceSession& session, ProgressCounter& progress);
     /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
     /// back.
@@ -81,16 +84,12 @@ private:
         std::vector<codec::BlockPlan> plans{}; ///< of each block; empty if all are raw
     };
     /// One device's part.
-    struct Part {
+    struct Part : Figures {
         std::vector<Item> items;
         /// New ones, by store and tag, with the blocks that are to be copied there.
         std::map<std::pair<model::Store, std::string>, std::pair<Batch*, std::vector<Move>>> batches;
         std::vector<Move> replaced;   ///< blocks that get new contents in the places that they have
         bool has_overwritten = false; ///< any of those places
-        Bytes bytes = 0;
-        Bytes stored = 0;
-        Bytes copied = 0;
-        Bytes moved = 0;
         driver::DeviceSession::CodingSpace coding;
     };
     [[nodiscard]] Result<void> measure(driver::DeviceSession& session, Part& part) const;
@@ -114,7 +113,6 @@ private:
     [[nodiscard]] std::set<std::string> unchanged_tags(const Part& part);
     /// `allowance`: of the item's tag, less what the item takes of it.
     void lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes& allowance);
-    [[nodiscard]] static Result<void> replace(Transfer& transfer, Part& part);
     /// Begins to check what the part has in host memory: what was there before, or what has been copied.
     [[nodiscard]] Result<std::unique_ptr<CopyCheck>> check(const Part& part, bool was_there) const;
     /// Ends the check, and copies again what it has found. Errors: io_failed (that did not help), as take().

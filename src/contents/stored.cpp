@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 namespace gpu_sleep::contents {
@@ -35,18 +34,19 @@ Error naming(const Batch& batch, Error error) {
     return error;
 }
 
-/// Runs `job(bytes)`, which may take so many bytes of buffers: as many as beside a sleep, fewer where host
-/// memory is short, and fewer again when there are not even those. Errors: those of the job.
+/// Runs `job(coding options)`, which may take so many bytes of buffers: as many as beside a sleep, fewer
+/// where host memory is short, and fewer again when there are not even those. Errors: those of the job.
 template <class Job>
 [[nodiscard]] Result<void> with_buffers(const HostUse& options, Job&& job) {
     constexpr Bytes k_least = 4 * codec::k_chunk_bytes; // slow, but works
     const auto space = options.budget->headroom().bytes / 2;
-    for (auto bytes = std::max(std::min(options.staging, space), k_least);;
-         bytes = std::max(bytes / 2, k_least)) {
-        auto done = job(bytes);
+    CodingOptions coding;
+    coding.buffer_bytes = std::max(std::min(options.staging, space), k_least);
+    for (;; coding.buffer_bytes = std::max(coding.buffer_bytes / 2, k_least)) {
+        auto done = job(coding);
         const bool is_short = !done && done.error().code == ErrorCode::out_of_host_memory &&
                               done.error().where != store::HostBudget::k_where;
-        if (!is_short || bytes == k_least) return done;
+        if (!is_short || coding.buffer_bytes == k_least) return done;
     }
 }
 
@@ -108,29 +108,30 @@ private:
     ProgressCounter& progress_;
 };
 
-/// Waits until host memory has its pages, and heeds the asker meanwhile.
-using MakeReady = std::function<Result<void>(std::span<const std::byte>)>;
-
 /// Contents of a store on their way to the host cache.
 class CacheSink final : public store::ChunkSink {
 public:
-    /// `memory` says where each extent goes; only those that are read are used. All outlive it.
-    CacheSink(const std::vector<std::byte*>& memory, const MakeReady& make_ready,
+    /// `starts` says where in the arena each extent begins; only those that are read are used. All outlive
+    /// it.
+    CacheSink(store::HostArena& arena, store::ArenaPreparer& preparer, const std::vector<Bytes>& starts,
               ProgressCounter& progress) noexcept
-        : memory_(memory), make_ready_(make_ready), progress_(progress) {}
+        : arena_(arena), preparer_(preparer), starts_(starts), progress_(progress) {}
 
     Result<std::span<std::byte>> space(const ChunkPlace& place) override {
-        const std::span<std::byte> memory(memory_[place.extent] + place.offset, place.bytes);
-        GPU_SLEEP_TRY(make_ready_(memory));
-        return memory;
+        const Span span{starts_[place.extent] + place.offset, place.bytes};
+        GPU_SLEEP_TRY(store::HostArena::for_each_piece(span, [&](std::size_t piece, Span) {
+            return preparer_.wait(arena_, piece, [&] { return progress_.add(0); });
+        }));
+        return std::span(arena_.data() + span.offset, place.bytes);
     }
     Result<void> deliver(const ChunkPlace& place, std::span<const std::byte> /*content*/) override {
         return progress_.add(place.bytes);
     }
 
 private:
-    const std::vector<std::byte*>& memory_;
-    const MakeReady& make_ready_;
+    store::HostArena& arena_;
+    store::ArenaPreparer& preparer_;
+    const std::vector<Bytes>& starts_;
     ProgressCounter& progress_;
 };
 
@@ -169,27 +170,32 @@ Result<void> get_some(const Batch& batch, const std::vector<std::size_t>& wanted
     });
 }
 
-/// `of(each)` is the place of each of `items`: by batch, and in order there.
-template <class Item, class Of>
-std::map<Batch*, std::vector<Item>> by_batch(std::span<const Item> items, Of&& of) {
+/// `place` of each of `items`, a member: by batch, and in order there.
+template <class Item>
+std::map<Batch*, std::vector<Item>> by_batch(std::span<const Item> items, Place Item::*place) {
     std::map<Batch*, std::vector<Item>> found;
-    for (const auto& item : items) found[of(item).batch].push_back(item);
+    for (const auto& item : items) found[(item.*place).batch].push_back(item);
     for (auto& [batch, all] : found)
-        std::sort(all.begin(), all.end(), [&](const Item& a, const Item& b) { return of(a).at < of(b).at; });
+        std::ranges::sort(all, {}, [=](const Item& item) { return (item.*place).at; });
     return found;
 }
 
-/// Adds the extents that have `items`, in order, to `wanted`; `begins(extent, item)` is told where the first
-/// of an extent lies from its start on.
-template <class Item, class Of, class Begins>
-std::vector<std::size_t> extents_of(const Batch& batch, const std::vector<Item>& items, Of&& of,
-                                    Begins&& begins) {
-    std::vector<std::size_t> wanted;
+/// What of a batch is wanted.
+struct Wanted {
+    std::vector<std::size_t> extents; ///< in order
+    std::vector<Bytes> starts;        ///< of all extents: where those that are wanted begin on the other side
+};
+
+/// `items` have places in the batch, in order; `goes_to(item)` says where one goes.
+template <class Item, class GoesTo>
+Wanted wanted_of(const Batch& batch, const std::vector<Item>& items, Place Item::*place, GoesTo&& goes_to) {
+    Wanted wanted{{}, std::vector<Bytes>(batch.extents().size())};
     for (const auto& item : items) {
-        const auto extent = batch.extent_at(of(item).at);
-        if (!wanted.empty() && wanted.back() == extent) continue;
-        begins(extent, item, of(item).at - batch.start_of(extent));
-        wanted.push_back(extent);
+        const auto at = (item.*place).at;
+        const auto extent = batch.extent_at(at);
+        if (!wanted.extents.empty() && wanted.extents.back() == extent) continue;
+        wanted.starts[extent] = goes_to(item) - (at - batch.start_of(extent));
+        wanted.extents.push_back(extent);
     }
     return wanted;
 }
@@ -215,73 +221,90 @@ Result<void> store_from_device(Transfer& transfer, std::span<Batch* const> batch
 }
 
 Result<void> restore_to_device(Transfer& transfer, std::span<const Move> blocks, Failures& failures) {
-    const auto place_of = [](const Move& block) -> const Place& { return block.place; };
-    const auto batches = by_batch(blocks, place_of);
+    const auto batches = by_batch(blocks, &Move::place);
     std::size_t chunks = 0;
-    for (const auto& [batch, wanted] : batches)
+    for (const auto& [batch, its] : batches)
         chunks = std::max(chunks, store::places_of(batch->extents()).size());
     const auto slots = Staging::slots_for(chunks, false, transfer.options);
-    for (const auto& [key, wanted] : batches) {
+    for (const auto& [key, its] : batches) {
         const auto& batch = *key; // which lambdas may name
-        std::vector<driver::DeviceAddress> addresses(batch.extents().size());
-        const auto extents =
-            extents_of(batch, wanted, place_of, [&](std::size_t extent, const Move& block, Bytes offset) {
-                addresses[extent] = block.device.address - offset;
-            });
+        const auto wanted =
+            wanted_of(batch, its, &Move::place, [](const Move& block) { return block.device.address; });
         const auto get = [&](Staging& staging) {
-            DeviceSink sink(transfer.session, staging, addresses, transfer.progress);
-            return get_some(batch, extents, sink, beside(transfer, staging));
+            DeviceSink sink(transfer.session, staging, wanted.starts, transfer.progress);
+            return get_some(batch, wanted.extents, sink, beside(transfer, staging));
         };
         auto done = transfer.with_staging(slots, get);
         if (done) continue;
         if (!is_about_store(done.error().code)) return done;
         const auto error = naming(batch, std::move(done).error());
-        for (const auto& block : wanted) failures.try_emplace(block.range, error);
+        for (const auto& block : its) failures.try_emplace(block.range, error);
     }
     return {};
 }
 
-Result<void> store_from_cache(Handover& handover, Batch& batch, std::span<const Carried> blocks) {
+namespace {
+
+/// Brings `blocks`, which lie in the host cache and were added in this order, to the store of `batch`, which
+/// has begun.
+Result<void> store_from_cache(const HostUse& use, ProgressCounter& progress, Batch& batch,
+                              std::span<const Carried> blocks) {
     for (const auto& block : blocks) GPU_SLEEP_TRY(block.from.batch->unprotect());
     const auto key = GPU_SLEEP_TRY(driver::process_fingerprint_key());
-    CacheSource source(batch, blocks, *key, handover.progress);
-    return with_buffers(handover.options, [&](Bytes buffer_bytes) {
-        CodingOptions options;
-        options.buffer_bytes = buffer_bytes;
-        options.under_way = static_cast<std::size_t>(buffer_bytes / codec::k_chunk_bytes);
-        return put_all(batch, source, options, handover.progress);
+    CacheSource source(batch, blocks, *key, progress);
+    return with_buffers(use, [&](CodingOptions options) {
+        options.under_way = static_cast<std::size_t>(options.buffer_bytes / codec::k_chunk_bytes);
+        return put_all(batch, source, options, progress);
     });
 }
 
-Result<void> restore_to_cache(Handover& handover, Batch& batch, std::span<const Carried> blocks) {
-    auto& arena = *batch.arena();
-    store::ArenaPreparer::Options filling;
-    filling.threads = handover.options.fill_threads;
-    filling.budget = handover.options.budget;
-    const auto preparer = GPU_SLEEP_TRY(store::ArenaPreparer::start({&arena}, filling));
-    const MakeReady make_ready = [&](std::span<const std::byte> memory) {
-        Result<void> ready;
-        const auto offset = static_cast<Bytes>(memory.data() - arena.data());
-        store::HostArena::for_each_piece({offset, memory.size()}, [&](std::size_t piece, Span) {
-            if (ready) ready = preparer->wait(arena, piece, [&] { return handover.progress.add(0); });
-        });
-        return ready;
-    };
-    const auto place_of = [](const Carried& block) -> const Place& { return block.from; };
-    for (const auto& [key, wanted] : by_batch(blocks, place_of)) {
+/// Brings `blocks`, which lie in stores, to the host cache's `batch`, which has begun.
+Result<void> restore_to_cache(const HostUse& use, ProgressCounter& progress, Batch& batch,
+                              std::span<const Carried> blocks) {
+    const store::ClaimOptions claims{.budget = use.budget};
+    const auto preparer =
+        GPU_SLEEP_TRY(store::ArenaPreparer::start({batch.arena()}, {claims, use.fill_threads}));
+    for (const auto& [key, its] : by_batch(blocks, &Carried::from)) {
         const auto& from = *key;
-        std::vector<std::byte*> memory(from.extents().size());
-        const auto extents =
-            extents_of(from, wanted, place_of, [&](std::size_t extent, const Carried& block, Bytes offset) {
-                memory[extent] = arena.data() + (block.to.at - offset);
-            });
-        auto done = with_buffers(handover.options, [&](Bytes buffer_bytes) {
-            CodingOptions options;
-            options.buffer_bytes = buffer_bytes;
-            CacheSink sink(memory, make_ready, handover.progress);
-            return get_some(from, extents, sink, options);
+        const auto wanted =
+            wanted_of(from, its, &Carried::from, [](const Carried& block) { return block.to.at; });
+        auto done = with_buffers(use, [&](const CodingOptions& options) {
+            CacheSink sink(*batch.arena(), *preparer, wanted.starts, progress);
+            return get_some(from, wanted.extents, sink, options);
         });
         if (!done) return naming(from, std::move(done).error());
+    }
+    return {};
+}
+
+} // namespace
+
+void Relocation::add(Label label, model::Store store, driver::DeviceAddress address, Number number) {
+    auto moved = contents_.at(number);
+    for_each_block(moved, [&](Block& block, Span span, std::size_t) {
+        if (!block.is_stored() || block.is_in(store)) return;
+        auto& target = targets_[{label.device, store, label.tag}];
+        if (!target.batch)
+            target.batch = batches_.emplace_back(contents_.make_batch(label, store, options_)).get();
+        const auto to = target.batch->add(number, {address + span.offset, span.bytes});
+        target.blocks.push_back({block.place, to, block.seal});
+        block.place = to;
+        bytes_[label.device] += span.bytes;
+    });
+    moved_.emplace(number, std::move(moved));
+}
+
+Bytes Relocation::bytes(int device) const noexcept {
+    const auto found = bytes_.find(device);
+    return found == bytes_.end() ? 0 : found->second;
+}
+
+Result<void> Relocation::carry(const Control& control) {
+    for (const auto& batch : batches_) GPU_SLEEP_TRY(batch->begin());
+    ProgressCounter progress(control, sum_of(bytes_, [](const auto& of_device) { return of_device.second; }));
+    for (auto& [key, target] : targets_) {
+        auto* const bring = target.batch->is_cached() ? restore_to_cache : store_from_cache;
+        GPU_SLEEP_TRY(bring(contents_.options(), progress, *target.batch, target.blocks));
     }
     return {};
 }

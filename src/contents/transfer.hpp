@@ -1,27 +1,157 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What moving contents needs: one device's part of a save or a restore, and what a save has of the stores.
+// What moving contents needs: how much of the host it may use, pinned memory, a ring of that through which
+// contents move between a device and a store, one device's part of a save or a restore, and what a save has
+// of the stores.
 
 #pragma once
 
 #include "base/threads.hpp"
 #include "contents/batch.hpp"
-#include "contents/host_use.hpp"
 #include "contents/progress.hpp"
-#include "contents/staging.hpp"
 #include "driver/device_session.hpp"
-#include "model/model.hpp"
 #include "store/file_store.hpp"
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 namespace gpu_sleep::contents {
+
+/// HostUse::relay_threads by default. Where processors are many, moving contents on takes less time than
+/// pinning their memory first (tests/bench/RESULTS.md).
+[[nodiscard]] inline unsigned default_relay_threads() noexcept {
+    constexpr unsigned k_many = 16;
+    constexpr unsigned k_others = 4; // for the driver, and the rest of the host
+    constexpr unsigned k_most = 28;
+    const auto processors = std::thread::hardware_concurrency();
+    return processors < k_many ? 0 : std::min(processors - k_others, k_most);
+}
+
+struct HostUse {
+    unsigned fill_threads = 8; ///< that make host memory ready, for each device
+    /// Pinned memory for contents on their way to or from files, shared by the devices. What goes to or
+    /// comes from the files takes as much again.
+    Bytes staging = 256 * k_mib;
+    /// Host memory that may hold contents of what is awake, for the next sleep. 0: a wake gives all back.
+    Bytes retained = 0;
+    /// Threads that move contents on to host memory that is pinned only afterwards, for each device, and back
+    /// if that is still to be done. 0: it is pinned first.
+    unsigned relay_threads = default_relay_threads();
+    /// New contents of a device, or what of a batch is not pinned: less than that is not relayed.
+    Bytes relay_from = 2 * k_gib;
+    unsigned check_threads = 32; ///< that read copies in host memory, for each device
+    store::HostBudget* budget = &store::HostBudget::own(); ///< outlives all that use it
+};
+
+/// Pins in whatever context is there at the time: contexts may come and go while contents sleep.
+/// Thread-safe; lives as long as the process.
+class DriverPinner final : public store::Pinner {
+public:
+    explicit DriverPinner(const driver::Api& api) noexcept : api_(api) {}
+
+    [[nodiscard]] Result<void> pin(std::span<std::byte> memory) override;
+    [[nodiscard]] bool unpin(std::span<std::byte> memory) noexcept override;
+
+private:
+    const driver::Api& api_;
+};
+
+/// Pinned memory for chunks on their way: each slot holds one. Made for one transaction on one device.
+class Staging {
+public:
+    /// Two are slow, but work.
+    static constexpr std::size_t k_min_slots = 2;
+    /// Slots for `chunks`, but no more than HostUse::staging and free host memory allow; fewer if the files
+    /// lie in host memory themselves.
+    [[nodiscard]] static std::size_t slots_for(std::size_t chunks, bool has_files_in_memory,
+                                               const HostUse& options);
+    /// For k_min_slots host memory is waited for a little, and the budget's reserve does not count; more are
+    /// made at once or not at all. Errors: out_of_host_memory, cancelled.
+    [[nodiscard]] static Result<std::unique_ptr<Staging>>
+    create(store::Pinner& pinner, std::size_t slots, const HostUse& options, ProgressCounter& progress);
+
+    [[nodiscard]] std::size_t slots() const noexcept { return copied_.size(); }
+    [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
+    /// When the last copy from or to the slot has passed: it must not be used before, whoever copied.
+    [[nodiscard]] driver::DeviceSession::Point& copied(std::size_t slot) noexcept { return copied_[slot]; }
+    /// The slot whose turn it is, for whoever fills them in turn.
+    [[nodiscard]] std::size_t next() noexcept { return next_++ % slots(); }
+    /// Chunks that may be on their way at a time: fewer than there are slots, so that the next one always has
+    /// one.
+    [[nodiscard]] std::size_t ahead() const noexcept { return slots() - 1; }
+    /// What else they may take, in buffers for what goes to or comes from the file.
+    [[nodiscard]] Bytes buffer_bytes() const noexcept { return 2 * slots() * codec::k_chunk_bytes; }
+
+private:
+    Staging(std::unique_ptr<store::HostArena> arena, std::size_t slots)
+        : arena_(std::move(arena)), copied_(slots) {}
+
+    std::unique_ptr<store::HostArena> arena_;
+    std::vector<driver::DeviceSession::Point> copied_; ///< of each slot
+    std::size_t next_ = 0;
+};
+
+/// Contents of a device as they are pulled: copied ahead of it as far as there are slots.
+class DeviceSource final : public store::ChunkSource {
+public:
+    /// `extents` lie on the device once `reach`, which is told the number of the extent that is copied next,
+    /// has returned. All outlive it; the session's context is current on the thread that calls take().
+    DeviceSource(
+        driver::DeviceSession& session, Staging& staging, const std::vector<store::SnapshotExtent>& extents,
+        ProgressCounter& progress,
+        std::function<Result<void>(std::size_t)> reach = [](std::size_t) { return Result<void>(); });
+
+    [[nodiscard]] Result<std::span<const std::byte>> take(const store::ChunkPlace& place) override;
+    void release(const store::ChunkPlace& place) noexcept override;
+
+private:
+    [[nodiscard]] Result<void> queue(std::size_t number, std::size_t slot);
+    /// A free slot; waits for one if `waits`.
+    [[nodiscard]] std::optional<std::size_t> find_slot(bool waits);
+
+    driver::DeviceSession& session_;
+    Staging& staging_;
+    const std::vector<store::SnapshotExtent>& extents_;
+    std::vector<store::ChunkPlace> places_;
+    ProgressCounter& progress_;
+    std::function<Result<void>(std::size_t)> reach_;
+    std::vector<std::size_t> slot_of_; ///< of each place
+    std::size_t next_ = 0;             ///< place to copy
+
+    std::mutex mutex_; ///< guards free_
+    std::condition_variable freed_;
+    std::vector<std::size_t> free_;
+};
+
+/// Contents on their way from a store to a device.
+class DeviceSink final : public store::ChunkSink {
+public:
+    /// `addresses` says where on the device each extent goes; only those that are read are used. All outlive
+    /// it.
+    DeviceSink(driver::DeviceSession& session, Staging& staging,
+               const std::vector<driver::DeviceAddress>& addresses, ProgressCounter& progress) noexcept
+        : session_(session), staging_(staging), addresses_(addresses), progress_(progress) {}
+
+    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override;
+    [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
+                                       std::span<const std::byte> content) override;
+
+private:
+    driver::DeviceSession& session_;
+    Staging& staging_;
+    const std::vector<driver::DeviceAddress>& addresses_;
+    ProgressCounter& progress_;
+    std::size_t given_ = 0; ///< spaces
+    std::size_t delivered_ = 0;
+};
 
 /// Most device memory that coded blocks pass through, half by half. Each launch costs a program that computes
 /// on the same GPU a switch, so that few large ones are better (tests/bench/RESULTS.md).
@@ -100,12 +230,6 @@ struct Transfer {
                                             const std::function<Result<void>(Staging&)>& job);
 };
 
-/// A move of contents from one store to another, without a device. For one thread.
-struct Handover {
-    ProgressCounter& progress;
-    HostUse options;
-};
-
 /// What a save has of the stores.
 struct SaveOptions {
     /// Where contents go besides the host cache; it need not take any unless they do.
@@ -129,13 +253,6 @@ struct Move {
 };
 
 struct SealedMove : Move {
-    driver::Fingerprint seal;
-};
-
-/// A block that is kept, and goes to another place.
-struct Carried {
-    Place from;
-    Place to;
     driver::Fingerprint seal;
 };
 

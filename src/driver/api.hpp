@@ -8,6 +8,8 @@
 
 #include <cuda.h>
 
+#include <utility>
+
 // An optional function that cuda.h lacks before CUDA 12.5, declared as there.
 extern "C" CUresult CUDAAPI cuCtxRecordEvent(CUcontext context, CUevent event);
 
@@ -106,6 +108,34 @@ struct Api {
 /// The error behind a driver status that is not CUDA_SUCCESS. `call` is the function's name; `what` says what
 /// was being done, and to which range. Statuses that end a context become context_lost.
 [[nodiscard]] Error to_error(const Api& api, CUresult status, std::string_view call, std::string_view what);
+
+/// Owns a thing of the driver's, which Kind::give_back(api, thing) gives back when this is destroyed; a
+/// Thing{} is none. Move-only; empty when moved from.
+template <class Kind, class Thing>
+class Owned {
+public:
+    Owned(const Api& api, Thing thing) noexcept : api_(&api), thing_(thing) {}
+    Owned(Owned&& other) noexcept : api_(other.api_), thing_(other.release()) {}
+    Owned& operator=(Owned other) noexcept {
+        std::swap(api_, other.api_);
+        std::swap(thing_, other.thing_);
+        return *this;
+    }
+    ~Owned() {
+        if (thing_ != Thing{}) Kind::give_back(*api_, thing_);
+    }
+
+    [[nodiscard]] const Thing& get() const noexcept { return thing_; }
+    /// Gives it away; the caller gives it back.
+    [[nodiscard]] Thing release() noexcept { return std::exchange(thing_, Thing{}); }
+
+protected:
+    [[nodiscard]] const Api& api() const noexcept { return *api_; }
+
+private:
+    const Api* api_;
+    Thing thing_;
+};
 
 } // namespace gpu_sleep::driver
 

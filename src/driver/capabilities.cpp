@@ -5,10 +5,7 @@
 #include "driver/capabilities.hpp"
 
 #include "driver/checkpoint.hpp"
-#include "driver/context.hpp"
-#include "driver/memory.hpp"
-
-#include <cuda.h>
+#include "driver/device_session.hpp"
 
 #include <algorithm>
 
@@ -30,52 +27,23 @@ DeviceCapabilities capabilities_of(const Api& api, CUdevice device) {
     return found;
 }
 
-/// A stream, page-locked memory and memory of the current device, for copies between the two.
-class CopyBench {
-public:
-    static constexpr Bytes k_bytes = 64 * k_mib;
+constexpr Bytes k_link_bytes = 64 * k_mib;
 
-    explicit CopyBench(const Api& api) noexcept : api_(api) {}
-    CopyBench(const CopyBench&) = delete;
-    CopyBench& operator=(const CopyBench&) = delete;
-    ~CopyBench() {
-        if (stream_) api_.cuStreamDestroy(stream_);
-        if (device_) api_.cuMemFree(device_);
-        if (host_) api_.cuMemFreeHost(host_);
+/// The fastest of some rounds, in bytes a second; `copy` queues a copy of k_link_bytes.
+template <class Copy>
+Result<double> best_of(DeviceSession& session, Copy&& copy) {
+    constexpr int k_rounds = 6;
+    constexpr int k_copies = 4; // of a round: what it takes to begin is hidden
+    double best = 0;
+    for (int round = 0; round < k_rounds; ++round) {
+        const auto start = Clock::now();
+        for (int i = 0; i < k_copies; ++i) GPU_SLEEP_TRY(copy());
+        GPU_SLEEP_TRY(session.synchronize());
+        const auto bytes = static_cast<double>(k_copies) * static_cast<double>(k_link_bytes);
+        best = std::max(best, bytes / std::max(seconds_since(start), 1e-9));
     }
-
-    Result<void> prepare() {
-        GPU_SLEEP_DRIVER_TRY(api_, cuMemHostAlloc, "cannot allocate page-locked memory", &host_, k_bytes, 0);
-        GPU_SLEEP_DRIVER_TRY(api_, cuMemAlloc, "cannot allocate GPU memory", &device_, k_bytes);
-        GPU_SLEEP_DRIVER_TRY(api_, cuStreamCreate, "cannot create a stream", &stream_,
-                             CU_STREAM_NON_BLOCKING);
-        return {};
-    }
-
-    /// The fastest of some rounds, in bytes a second; `copy` begins one.
-    template <class Copy>
-    Result<double> best(Copy&& copy) {
-        constexpr int k_rounds = 6;
-        constexpr int k_copies = 4; // of a round: what it takes to begin is hidden
-        double best = 0;
-        for (int round = 0; round < k_rounds; ++round) {
-            const auto start = Clock::now();
-            for (int i = 0; i < k_copies; ++i)
-                if (const CUresult status = copy(host_, device_, stream_); status != CUDA_SUCCESS)
-                    return to_error(api_, status, "cuMemcpyAsync", "cannot copy");
-            GPU_SLEEP_DRIVER_TRY(api_, cuStreamSynchronize, "cannot copy", stream_);
-            const auto bytes = static_cast<double>(k_copies) * static_cast<double>(k_bytes);
-            best = std::max(best, bytes / std::max(seconds_since(start), 1e-9));
-        }
-        return best;
-    }
-
-private:
-    const Api& api_;
-    void* host_ = nullptr;
-    CUdeviceptr device_ = 0;
-    CUstream stream_ = nullptr;
-};
+    return best;
+}
 
 } // namespace
 
@@ -97,16 +65,17 @@ Result<Capabilities> look_at_capabilities() {
 Result<LinkSpeed> measure_link(int device) {
     const auto api = GPU_SLEEP_TRY(Api::load());
     GPU_SLEEP_TRY(initialise(api));
-    const auto context = GPU_SLEEP_TRY(PrimaryContext::retain(api, device));
-    const CurrentContext current(api, context.get());
-    CopyBench bench(api);
-    GPU_SLEEP_TRY(bench.prepare());
-    const auto to_device = GPU_SLEEP_TRY(bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
-        return api.cuMemcpyHtoDAsync(memory, host, CopyBench::k_bytes, stream);
+    auto context = GPU_SLEEP_TRY(PrimaryContext::retain(api, device));
+    const auto session = GPU_SLEEP_TRY(DeviceSession::open(api, std::move(context)));
+    const auto current = session->enter();
+    GPU_SLEEP_TRY(current.check());
+    const auto host = GPU_SLEEP_TRY(MappedBuffer::create(api, k_link_bytes));
+    const auto memory = GPU_SLEEP_TRY(DeviceBuffer::create(api, k_link_bytes));
+    const auto to_device = GPU_SLEEP_TRY(best_of(*session, [&] {
+        return session->copy_to_device(memory.span().address, host->data(), k_link_bytes);
     }));
-    const auto to_host = GPU_SLEEP_TRY(bench.best([&](void* host, CUdeviceptr memory, CUstream stream) {
-        return api.cuMemcpyDtoHAsync(host, memory, CopyBench::k_bytes, stream);
-    }));
+    const auto to_host = GPU_SLEEP_TRY(best_of(
+        *session, [&] { return session->copy_to_host(host->data(), memory.span().address, k_link_bytes); }));
     return LinkSpeed{to_host, to_device};
 }
 

@@ -43,7 +43,8 @@ struct LinkSpeed {
 };
 
 /// Copies 64 MiB both ways, some times, and takes the fastest. Makes a context, which takes half a GiB of the
-/// device while it is there: ask in a child process. Errors: driver_failed, no_driver, out_of_device_memory.
+/// device while it is there: ask in a child process. Errors: driver_failed, no_driver, out_of_device_memory,
+/// out_of_host_memory.
 [[nodiscard]] Result<LinkSpeed> measure_link(int device);
 
 } // namespace gpu_sleep::driver

@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <limits>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace gpu_sleep::driver {

@@ -12,7 +12,6 @@
 #include <sys/types.h>
 
 #include <span>
-#include <string>
 #include <string_view>
 
 namespace gpu_sleep::driver {

@@ -20,22 +20,7 @@ namespace gpu_sleep::driver {
 Result<PrimaryContext> PrimaryContext::retain(const Api& api, int device) {
     CUcontext context = nullptr;
     GPU_SLEEP_DRIVER_TRY(api, cuDevicePrimaryCtxRetain, "cannot use the primary context", &context, device);
-    return PrimaryContext(api, context, device);
-}
-
-PrimaryContext& PrimaryContext::operator=(PrimaryContext&& other) noexcept {
-    if (this != &other) {
-        reset();
-        api_ = other.api_;
-        context_ = std::exchange(other.context_, nullptr);
-        device_ = other.device_;
-    }
-    return *this;
-}
-
-void PrimaryContext::reset() noexcept {
-    if (context_) api_->cuDevicePrimaryCtxRelease(device_);
-    context_ = nullptr;
+    return PrimaryContext(api, {context, device});
 }
 
 bool is_primary_active(const Api& api, int device) noexcept {
@@ -156,20 +141,13 @@ private:
 };
 
 /// An event in the current context, destroyed with its owner.
-class ScopedEvent {
+class ScopedEvent : public Owned<ScopedEvent, CUevent> {
 public:
-    ScopedEvent(const Api& api, CUevent event) noexcept : api_(&api), event_(event) {}
-    ScopedEvent(ScopedEvent&& other) noexcept
-        : api_(other.api_), event_(std::exchange(other.event_, nullptr)) {}
-    ScopedEvent& operator=(ScopedEvent&&) = delete;
-    ~ScopedEvent() {
-        if (event_) api_->cuEventDestroy(event_);
-    }
-    [[nodiscard]] CUevent get() const noexcept { return event_; }
+    using Owned::Owned;
 
 private:
-    const Api* api_;
-    CUevent event_;
+    friend Owned;
+    static void give_back(const Api& api, CUevent event) noexcept { api.cuEventDestroy(event); }
 };
 
 /// Whether a stream of the current context that synchronizes with the legacy stream is capturing. Other
@@ -248,13 +226,6 @@ Result<void> wait_for_work(const Api& api, CUcontext context, const DrainLimits&
 }
 
 } // namespace
-
-Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts, const DrainLimits& limits) {
-    std::vector<CUcontext> raw;
-    raw.reserve(contexts.size());
-    for (const auto& context : contexts) raw.push_back(context.get());
-    return drain(api, raw, limits);
-}
 
 Result<void> drain(const Api& api, const std::vector<CUcontext>& contexts, const DrainLimits& limits) {
     for (auto* const context : contexts) {

@@ -10,36 +10,33 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace gpu_sleep::driver {
+
+struct RetainedContext {
+    CUcontext context = nullptr;
+    int device = 0;
+    friend bool operator==(const RetainedContext&, const RetainedContext&) = default;
+};
 
 /// A device's primary context, retained until destroyed: the one that the runtime, and all frameworks, work
 /// in. The driver cannot say whether a context that the program made still exists, and using a destroyed one
 /// corrupts memory: only the agent uses such contexts, where its Contexts::alive or the shut gate keeps them
 /// from ending. Move-only.
-class PrimaryContext {
+class PrimaryContext : Owned<PrimaryContext, RetainedContext> {
 public:
     /// Makes the context if it is not active. Errors: out_of_device_memory, driver_failed.
     [[nodiscard]] static Result<PrimaryContext> retain(const Api& api, int device);
-
-    PrimaryContext(PrimaryContext&& other) noexcept
-        : api_(other.api_), context_(std::exchange(other.context_, nullptr)), device_(other.device_) {}
-    PrimaryContext& operator=(PrimaryContext&& other) noexcept;
-    ~PrimaryContext() { reset(); }
-
-    [[nodiscard]] CUcontext get() const noexcept { return context_; }
-    [[nodiscard]] int device() const noexcept { return device_; }
+    [[nodiscard]] CUcontext get() const noexcept { return Owned::get().context; }
+    [[nodiscard]] int device() const noexcept { return Owned::get().device; }
 
 private:
-    PrimaryContext(const Api& api, CUcontext context, int device) noexcept
-        : api_(&api), context_(context), device_(device) {}
-    void reset() noexcept;
-
-    const Api* api_;
-    CUcontext context_;
-    int device_;
+    friend Owned;
+    using Owned::Owned;
+    static void give_back(const Api& api, const RetainedContext& retained) noexcept {
+        api.cuDevicePrimaryCtxRelease(retained.device);
+    }
 };
 
 /// Whether the device has a primary context in use; false also where the driver does not say.
@@ -147,13 +144,11 @@ struct DrainLimits {
     std::function<bool()> keep_going = [] { return true; }; ///< asked between looks
 };
 
-/// Waits until all work submitted to `contexts` is done. A capture on a stream that synchronizes with the
-/// legacy stream is visible, and drain() waits for it. Any other capture is broken: recording an event in the
-/// context breaks it, and the driver does not show it before. Errors: timed_out, capture_in_progress (the
-/// message says whether one was broken), cancelled, context_lost.
-[[nodiscard]] Result<void> drain(const Api& api, const std::vector<PrimaryContext>& contexts,
-                                 const DrainLimits& limits);
-/// The same for contexts of the program's own, which the caller keeps from being destroyed meanwhile.
+/// Waits until all work submitted to `contexts`, which the caller keeps from being destroyed, is done. A
+/// capture on a stream that synchronizes with the legacy stream is visible, and drain() waits for it. Any
+/// other capture is broken: recording an event in the context breaks it, and the driver does not show it
+/// before. Errors: timed_out, capture_in_progress (the message says whether one was broken), cancelled,
+/// context_lost.
 [[nodiscard]] Result<void> drain(const Api& api, const std::vector<CUcontext>& contexts,
                                  const DrainLimits& limits);
 

@@ -5,7 +5,6 @@
 #include "driver/device_session.hpp"
 
 #include "driver/fingerprint_key.hpp"
-#include "driver/mapped_buffer.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -18,19 +17,17 @@ using model::StepClock;
 DeviceSession::DeviceSession(const Api& api, PrimaryContext context) noexcept
     : api_(api), context_(std::move(context)) {}
 
-Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, PrimaryContext context) {
+Result<std::unique_ptr<DeviceSession>> DeviceSession::open(const Api& api, PrimaryContext context,
+                                                           bool makes_streams) {
     std::unique_ptr<DeviceSession> session(new DeviceSession(api, std::move(context)));
+    if (!makes_streams) {
+        session->stream_ = session->side_stream_ = session->check_stream_ = CU_STREAM_LEGACY;
+        return session;
+    }
     const auto current = session->enter();
     GPU_SLEEP_TRY(current.check());
     GPU_SLEEP_TRY(session->make_stream(session->stream_, CU_STREAM_LEGACY));
     GPU_SLEEP_TRY(session->make_stream(session->side_stream_, session->stream_));
-    return session;
-}
-
-Result<std::unique_ptr<DeviceSession>> DeviceSession::open_without_streams(const Api& api,
-                                                                           PrimaryContext context) {
-    std::unique_ptr<DeviceSession> session(new DeviceSession(api, std::move(context)));
-    session->stream_ = session->side_stream_ = session->check_stream_ = CU_STREAM_LEGACY;
     return session;
 }
 
@@ -95,18 +92,11 @@ Result<void> DeviceSession::copy_within(DeviceAddress to, DeviceAddress from, By
     return {};
 }
 
-Result<void> DeviceSession::zero(AddressSpan span) {
+Result<void> DeviceSession::zero(AddressSpan span, CUstream stream) {
     const StepClock::Timed timed(&steps_, Step::copy);
     GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
-                         stream_);
-    queued_ = Step::copy;
-    return {};
-}
-
-Result<void> DeviceSession::zero_aside(AddressSpan span) {
-    const StepClock::Timed timed(&steps_, Step::copy);
-    GPU_SLEEP_DRIVER_TRY(api_, cuMemsetD8Async, "cannot set memory to zero", span.address, 0, span.bytes,
-                         side_stream_);
+                         stream);
+    if (stream == stream_) queued_ = Step::copy;
     return {};
 }
 
@@ -115,8 +105,8 @@ Bytes DeviceSession::fingerprint_bytes(std::size_t blocks) noexcept {
 }
 
 Result<std::span<const Fingerprint>>
-DeviceSession::launch_fingerprint(CUfunction kernel, std::span<const FingerprintBlock> blocks,
-                                  std::byte* memory, CUstream stream) {
+DeviceSession::launch_fingerprint(std::span<const FingerprintBlock> blocks, std::byte* memory,
+                                  CUstream stream) {
     const StepClock::Timed timed(&steps_, Step::fingerprint);
     const auto of_process = GPU_SLEEP_TRY(process_fingerprint_key());
     if (coder_) {
@@ -136,25 +126,18 @@ DeviceSession::launch_fingerprint(CUfunction kernel, std::span<const Fingerprint
     void* arguments[] = {&input, &output, &count, &key};
     constexpr std::uint64_t k_max_blocks = 16'384; // several for each multiprocessor of any device
     const auto grid = static_cast<unsigned>(std::min(count, k_max_blocks));
-    GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel", kernel, grid, 1, 1,
-                         k_fingerprint_threads, 1, 1, 0, stream, arguments, nullptr);
-    if (stream == stream_) queued_ = Step::fingerprint;
+    const bool copies = blocks.front().copy != 0;
+    GPU_SLEEP_DRIVER_TRY(api_, cuLaunchKernel, "cannot launch the fingerprint kernel",
+                         copies ? copy_kernel_ : fingerprint_kernel_, grid, 1, 1, k_fingerprint_threads, 1, 1,
+                         0, stream, arguments, nullptr);
+    if (stream == stream_) queued_ = copies ? Step::copy : Step::fingerprint;
     return std::span<const Fingerprint>(output, blocks.size());
 }
 
 Result<std::span<const Fingerprint>> DeviceSession::fingerprint(std::span<const FingerprintBlock> blocks) {
     if (blocks.empty()) return std::span<const Fingerprint>();
     GPU_SLEEP_TRY(reserve_fingerprints(blocks.size()));
-    return launch_fingerprint(fingerprint_kernel_, blocks, buffer_->data(), stream_);
-}
-
-Result<std::span<const Fingerprint>>
-DeviceSession::copy_and_fingerprint(std::span<const FingerprintBlock> blocks) {
-    if (blocks.empty()) return std::span<const Fingerprint>();
-    GPU_SLEEP_TRY(reserve_fingerprints(blocks.size()));
-    auto queued = launch_fingerprint(copy_kernel_, blocks, buffer_->data(), stream_);
-    queued_ = Step::copy;
-    return queued;
+    return launch_fingerprint(blocks, buffer_->data(), stream_);
 }
 
 Result<void> DeviceSession::reserve_fingerprints(std::size_t blocks) {
@@ -184,7 +167,7 @@ DeviceSession::fingerprint_aside(std::span<const FingerprintBlock> blocks) {
     GPU_SLEEP_TRY(prepare_fingerprints(blocks.size()));
     auto* const memory =
         aside_.back()->data() + std::exchange(aside_used_, aside_used_ + fingerprint_bytes(blocks.size()));
-    return launch_fingerprint(fingerprint_kernel_, blocks, memory, check_stream_);
+    return launch_fingerprint(blocks, memory, check_stream_);
 }
 
 Result<DeviceSession::CodingSpace> DeviceSession::prepare_coding(std::size_t blocks, Bytes scratch) {

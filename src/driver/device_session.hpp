@@ -14,23 +14,18 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::driver {
-
-class DeviceBuffer;
-class MappedBuffer;
 
 /// The resources of a transaction on one device, all of which its destructor gives back. For one thread at a
 /// time, which must have entered the session's context (enter()).
 class DeviceSession {
 public:
     /// Errors: out_of_device_memory, driver_failed, context_lost.
-    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context);
-    /// The same, but leaves the memory of streams to others: see has_own_stream().
-    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open_without_streams(const Api& api,
-                                                                                     PrimaryContext context);
+    /// Without `makes_streams` it leaves the memory of streams to others: see has_own_stream().
+    [[nodiscard]] static Result<std::unique_ptr<DeviceSession>> open(const Api& api, PrimaryContext context,
+                                                                     bool makes_streams = true);
     DeviceSession(const DeviceSession&) = delete;
     DeviceSession& operator=(const DeviceSession&) = delete;
     ~DeviceSession();
@@ -50,20 +45,18 @@ public:
     [[nodiscard]] Result<void> copy_to_device(DeviceAddress to, const std::byte* from, Bytes bytes);
     /// `from` and `to` may be host memory that device addresses show.
     [[nodiscard]] Result<void> copy_within(DeviceAddress to, DeviceAddress from, Bytes bytes);
-    [[nodiscard]] Result<void> zero(AddressSpan span);
+    [[nodiscard]] Result<void> zero(AddressSpan span) { return zero(span, stream_); }
     /// The same on a second stream, in order with code() there, but not with the session's copies, for which
     /// it does not wait.
-    [[nodiscard]] Result<void> zero_aside(AddressSpan span);
+    [[nodiscard]] Result<void> zero_aside(AddressSpan span) { return zero(span, side_stream_); }
 
     /// Queues the fingerprinting of `blocks`, by the key of the process. The fingerprints, in their order,
-    /// are valid once synchronize() has returned, and until the next call. Errors: out_of_host_memory,
-    /// io_failed (no key), driver_failed, context_lost.
+    /// are valid once synchronize() has returned, and until the next call. If the first has a
+    /// FingerprintBlock::copy, all have, to which they are copied: each is read once for both, and the
+    /// fingerprints are of what was read. Then `address` may be host memory that device addresses show.
+    /// Errors: out_of_host_memory, io_failed (no key), driver_failed, context_lost.
     [[nodiscard]] Result<std::span<const Fingerprint>> fingerprint(std::span<const FingerprintBlock> blocks);
-    /// The same, and copies each block to its FingerprintBlock::copy, which is read once for both: the
-    /// fingerprints are of what was read. `address` may be host memory that device addresses show.
-    [[nodiscard]] Result<std::span<const Fingerprint>>
-    copy_and_fingerprint(std::span<const FingerprintBlock> blocks);
-    /// Makes ready what the two above need for so many blocks at a time, for who cannot let it wait: the
+    /// Makes ready what that needs for so many blocks at a time, for who cannot let it wait: the
     /// driver loads a kernel, and locks pages, once all of the context's work is done. Errors: as
     /// fingerprint().
     [[nodiscard]] Result<void> reserve_fingerprints(std::size_t blocks);
@@ -133,14 +126,14 @@ private:
     /// Makes a stream, or has `other` stand for it where the GPU is full.
     [[nodiscard]] Result<void> make_stream(CUstream& stream, CUstream other);
     [[nodiscard]] Result<void> load_kernel();
+    [[nodiscard]] Result<void> zero(AddressSpan span, CUstream stream);
     [[nodiscard]] Result<void> set(Point& point, CUstream stream);
     [[nodiscard]] Result<void> stay_behind(const Point& point, CUstream stream);
     /// Bytes that `blocks` and their fingerprints take.
     [[nodiscard]] static Bytes fingerprint_bytes(std::size_t blocks) noexcept;
     /// Queues it on `stream`; `memory` is the device's, too, and long enough.
     [[nodiscard]] Result<std::span<const Fingerprint>>
-    launch_fingerprint(CUfunction kernel, std::span<const FingerprintBlock> blocks, std::byte* memory,
-                       CUstream stream);
+    launch_fingerprint(std::span<const FingerprintBlock> blocks, std::byte* memory, CUstream stream);
 
     const Api& api_;
     PrimaryContext context_;

@@ -28,32 +28,19 @@ Result<VaReservation> VaReservation::create(const Api& api, Bytes bytes) {
     return VaReservation(api, {address, bytes});
 }
 
-VaReservation& VaReservation::operator=(VaReservation&& other) noexcept {
-    if (this != &other) {
-        reset();
-        api_ = other.api_;
-        span_ = std::exchange(other.span_, {});
-    }
-    return *this;
+Result<DeviceBuffer> DeviceBuffer::create(const Api& api, Bytes bytes) {
+    CUdeviceptr address = 0;
+    GPU_SLEEP_DRIVER_TRY(api, cuMemAlloc, "cannot allocate memory to work in", &address, bytes);
+    return DeviceBuffer(api, {address, bytes});
 }
 
-void VaReservation::reset() noexcept {
-    if (span_.bytes != 0) api_->cuMemAddressFree(span_.address, span_.bytes);
-    span_ = {};
+void DeviceBuffer::give_back(const Api& api, AddressSpan span) noexcept {
+    api.cuMemFree(span.address);
 }
 
-PhysicalMemory& PhysicalMemory::operator=(PhysicalMemory&& other) noexcept {
-    if (this != &other) {
-        reset();
-        api_ = other.api_;
-        handle_ = other.release();
-    }
-    return *this;
-}
-
-void PhysicalMemory::reset() noexcept {
-    if (handle_ != 0) api_->cuMemRelease(handle_);
-    handle_ = 0;
+bool DeviceBuffer::free() noexcept {
+    if (api().cuMemFree(get().address) == CUDA_SUCCESS) forget();
+    return get().bytes == 0;
 }
 
 bool can_map_host_memory(const Api& api, int device) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Virtual memory of the devices: address space that outlives sleep, physical memory that dies at it, and the
-// mappings between. Address ranges are in bytes, multiples of the granularity.
+// mappings between. Address ranges are in bytes, multiples of the granularity. Also memory for what kernels
+// are given and return, of the host and of the device.
 
 #pragma once
 
@@ -9,8 +10,9 @@
 #include "base/units.hpp"
 #include "driver/api.hpp"
 
+#include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <memory>
 
 namespace gpu_sleep::driver {
 
@@ -21,6 +23,7 @@ struct AddressSpan {
     DeviceAddress address = 0;
     Bytes bytes = 0;
     [[nodiscard]] DeviceAddress end() const noexcept { return address + bytes; }
+    friend bool operator==(const AddressSpan&, const AddressSpan&) = default;
 };
 
 /// A set of device ordinals, the lowest bit for device 0. No host has more than 64 devices.
@@ -28,46 +31,29 @@ using DeviceMask = std::uint64_t;
 inline constexpr int k_max_devices = 64;
 
 /// Reserved address space, freed when destroyed. Move-only.
-class VaReservation {
+class VaReservation : public Owned<VaReservation, AddressSpan> {
 public:
     /// Errors: out_of_device_memory, driver_failed. Source: CUDA Driver API, cuMemAddressReserve.
     [[nodiscard]] static Result<VaReservation> create(const Api& api, Bytes bytes);
-
-    VaReservation(VaReservation&& other) noexcept : api_(other.api_), span_(std::exchange(other.span_, {})) {}
-    VaReservation& operator=(VaReservation&& other) noexcept;
-    ~VaReservation() { reset(); }
-
-    [[nodiscard]] AddressSpan span() const noexcept { return span_; }
+    [[nodiscard]] AddressSpan span() const noexcept { return get(); }
 
 private:
-    VaReservation(const Api& api, AddressSpan span) noexcept : api_(&api), span_(span) {}
-    void reset() noexcept;
-
-    const Api* api_;
-    AddressSpan span_;
+    friend Owned;
+    using Owned::Owned;
+    static void give_back(const Api& api, AddressSpan span) noexcept {
+        api.cuMemAddressFree(span.address, span.bytes);
+    }
 };
 
 /// Physical memory on one device, released when destroyed. Move-only.
-class PhysicalMemory {
+class PhysicalMemory : public Owned<PhysicalMemory, CUmemGenericAllocationHandle> {
 public:
     using Handle = CUmemGenericAllocationHandle;
-
-    /// Takes over a handle that release() gave away.
-    PhysicalMemory(const Api& api, Handle handle) noexcept : api_(&api), handle_(handle) {}
-    PhysicalMemory(PhysicalMemory&& other) noexcept
-        : api_(other.api_), handle_(std::exchange(other.handle_, 0)) {}
-    PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
-    ~PhysicalMemory() { reset(); }
-
-    [[nodiscard]] Handle get() const noexcept { return handle_; }
-    /// Gives the handle away; the caller releases it.
-    [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, 0); }
+    using Owned::Owned;
 
 private:
-    void reset() noexcept;
-
-    const Api* api_;
-    Handle handle_;
+    friend Owned;
+    static void give_back(const Api& api, Handle handle) noexcept { api.cuMemRelease(handle); }
 };
 
 /// The properties of new memory on one device, queried once: its granularity, and those that cannot be added
@@ -121,5 +107,58 @@ private:
 /// A descriptor by which other processes map the memory of `handle`. Errors: driver_failed.
 /// Source: CUDA Driver API, cuMemExportToShareableHandle.
 [[nodiscard]] Result<UniqueFd> export_memory(const Api& api, PhysicalMemory::Handle handle);
+
+/// Page-locked memory that the device reads and writes in place. Freed when destroyed; for one thread at a
+/// time.
+class MappedBuffer {
+public:
+    /// The calling thread needs a current context. Errors: out_of_host_memory, driver_failed, context_lost.
+    /// Source: CUDA Driver API, cuMemHostAlloc.
+    [[nodiscard]] static Result<std::unique_ptr<MappedBuffer>> create(const Api& api, Bytes bytes) {
+        void* memory = nullptr;
+        const auto status =
+            api.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        if (status != CUDA_SUCCESS) {
+            auto error = to_error(api, status, "cuMemHostAlloc", "cannot allocate page-locked memory");
+            if (error.code == ErrorCode::out_of_device_memory) error.code = ErrorCode::out_of_host_memory;
+            return error;
+        }
+        return std::unique_ptr<MappedBuffer>(new MappedBuffer(api, static_cast<std::byte*>(memory), bytes));
+    }
+    MappedBuffer(const MappedBuffer&) = delete;
+    MappedBuffer& operator=(const MappedBuffer&) = delete;
+    ~MappedBuffer() { api_.cuMemFreeHost(data_); }
+
+    [[nodiscard]] std::byte* data() const noexcept { return data_; }
+    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+
+private:
+    MappedBuffer(const Api& api, std::byte* data, Bytes bytes) noexcept
+        : api_(api), data_(data), bytes_(bytes) {}
+
+    const Api& api_;
+    std::byte* data_;
+    Bytes bytes_;
+};
+
+/// Memory of the device whose context was current. Freed when destroyed, which waits for work that uses it;
+/// its context is current then. Move-only.
+class DeviceBuffer : Owned<DeviceBuffer, AddressSpan> {
+public:
+    /// Errors: out_of_device_memory, driver_failed, context_lost. Source: CUDA Driver API, cuMemAlloc.
+    [[nodiscard]] static Result<DeviceBuffer> create(const Api& api, Bytes bytes);
+
+    /// It went with its context, and its addresses may be another's.
+    void forget() noexcept { static_cast<void>(release()); }
+    /// Returns false if it is still there.
+    [[nodiscard]] bool free() noexcept;
+
+    [[nodiscard]] AddressSpan span() const noexcept { return get(); }
+
+private:
+    friend Owned;
+    using Owned::Owned;
+    static void give_back(const Api& api, AddressSpan span) noexcept;
+};
 
 } // namespace gpu_sleep::driver

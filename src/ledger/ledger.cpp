@@ -58,8 +58,7 @@ void add_to(model::TagReport& row, const Backing& backing) {
 } // namespace
 
 bool Backing::is_wholly_preserved() const noexcept {
-    Bytes sum = 0;
-    for (const auto& span : preserved) sum += bytes_of_program(span);
+    const auto sum = sum_of(preserved, [this](const Span& span) { return bytes_of_program(span); });
     return sum > 0 && sum >= allocated;
 }
 
@@ -138,17 +137,17 @@ bool Ledger::move(Backing& backing, Residence to) {
 }
 
 Bytes Ledger::host_backed(std::optional<TagId> tag) const noexcept {
-    Bytes sum = 0;
-    for (const auto& [address, backing] : backings_)
-        sum += backing.host_backed && tag.value_or(backing.tag) == backing.tag ? backing.bytes : 0;
-    return sum;
+    return sum_of(backings_, [=](const auto& each) {
+        const auto& backing = each.second;
+        return backing.host_backed && tag.value_or(backing.tag) == backing.tag ? backing.bytes : 0;
+    });
 }
 
 Bytes Ledger::in_place() const noexcept {
-    Bytes sum = 0;
-    for (const auto& [address, backing] : backings_)
-        sum += backing.holds_contents && backing.host_backed ? backing.bytes : 0;
-    return sum;
+    return sum_of(backings_, [](const auto& each) {
+        const auto& backing = each.second;
+        return backing.holds_contents && backing.host_backed ? backing.bytes : 0;
+    });
 }
 
 void Ledger::note_own_sleep(const std::vector<std::string>& tags) noexcept {

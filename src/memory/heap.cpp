@@ -220,9 +220,9 @@ Result<Freed> Heap::free(DeviceAddress address) {
     return backing->shared ? free_small(*backing, address) : remove_range(pool_of(*backing), *backing);
 }
 
-void Heap::update_space(Pool& pool, const Block& block, Bytes before) {
-    auto entry = pool.blocks_by_space.extract({before, block.address}); // moved: that takes no memory
-    entry.value().first = block.spans.largest_free();
+void Heap::update_space(Pool& pool, DeviceAddress block, Bytes before) {
+    auto entry = pool.blocks_by_space.extract({before, block}); // moved: that takes no memory
+    entry.value().first = pool.blocks.at(block).largest_free();
     pool.blocks_by_space.insert(std::move(entry));
 }
 
@@ -237,21 +237,19 @@ Result<DeviceAddress> Heap::allocate_small(Pool& pool, const Device& device, led
     auto fit = pool.blocks_by_space.lower_bound({rounded, 0});
     while (fit != pool.blocks_by_space.end() && takes_no_more(fit->second)) ++fit;
     if (fit == pool.blocks_by_space.end()) return allocate_in_new_block(pool, device, tag, rounded);
-    auto& block = pool.blocks.at(fit->second);
-    const auto before = fit->first;
-    const auto offset = block.spans.allocate(rounded);
+    const auto [before, block] = *fit;
+    const auto offset = pool.blocks.at(block).allocate(rounded);
     if (!offset) return no_place(rounded);
     update_space(pool, block, before);
-    ledger_.find(block.address)->allocated += rounded;
-    return block.address + *offset;
+    ledger_.find(block)->allocated += rounded;
+    return block + *offset;
 }
 
 Result<DeviceAddress> Heap::allocate_in_new_block(Pool& pool, const Device& device, ledger::TagId tag,
                                                   Bytes bytes) {
     // Host memory is taken first: once there is a range, nothing may fail.
-    std::map<DeviceAddress, Block> block;
-    auto& spans =
-        block.emplace(0, Block{0, SpanAllocator(device.kind.granularity(), k_alignment)}).first->second.spans;
+    std::map<DeviceAddress, SpanAllocator> block;
+    auto& spans = block.try_emplace(0, device.kind.granularity(), k_alignment).first->second;
     const auto offset = spans.allocate(bytes);
     if (!offset) return no_place(bytes);
     std::set<std::pair<Bytes, DeviceAddress>> space{{spans.largest_free(), 0}};
@@ -261,7 +259,6 @@ Result<DeviceAddress> Heap::allocate_in_new_block(Pool& pool, const Device& devi
     backing->allocated = bytes;
     auto block_entry = block.extract(block.begin());
     block_entry.key() = address;
-    block_entry.mapped().address = address;
     pool.blocks.insert(std::move(block_entry));
     auto space_entry = space.extract(space.begin());
     space_entry.value().second = address;
@@ -271,19 +268,19 @@ Result<DeviceAddress> Heap::allocate_in_new_block(Pool& pool, const Device& devi
 
 Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
     auto& pool = pool_of(backing);
-    auto& block = pool.blocks.at(backing.address);
-    const auto before = block.spans.largest_free();
-    const auto offset = address - backing.address;
-    const auto bytes = block.spans.allocated_at(offset);
+    const auto block = backing.address;
+    auto& spans = pool.blocks.at(block);
+    const auto before = spans.largest_free();
+    const auto offset = address - block;
+    const auto bytes = spans.allocated_at(offset);
     if (!bytes) return make_error(ErrorCode::not_owned, "{:#x} is not the start of an allocation", address);
     // The call that takes host memory comes first: if it fails, nothing has changed.
     ledger::Ledger::forget_preserved(backing, {offset, *bytes});
-    block.spans.free(offset);
+    spans.free(offset);
     update_space(pool, block, before);
     backing.allocated -= *bytes;
-    if (!block.spans.is_empty()) return Freed{};
+    if (!spans.is_empty()) return Freed{};
 
-    const auto space = std::pair(block.spans.largest_free(), block.address);
     auto freed = guarded([&] { return remove_range(pool, backing); });
     if (!freed) {
         // The allocation is gone, only its empty range could not be: it stays for the next ones. Nothing may
@@ -292,8 +289,8 @@ Result<Freed> Heap::free_small(Backing& backing, DeviceAddress address) {
             [&] { log::warning("an empty range could not be freed: {}", freed.error().message); });
         return Freed{};
     }
-    pool.blocks_by_space.erase(space);
-    pool.blocks.erase(space.second);
+    pool.blocks_by_space.erase({spans.largest_free(), block});
+    pool.blocks.erase(block);
     return freed;
 }
 
@@ -301,10 +298,10 @@ Result<Heap::Place> Heap::locate(DeviceAddress address) {
     auto* backing = ledger_.find(address);
     if (!backing) return make_error(ErrorCode::not_owned, "{:#x} is not in an agent allocation", address);
     if (!backing->shared) return Place{backing, {0, backing->allocated}};
-    const auto& block = pool_of(*backing).blocks.at(backing->address);
-    const auto begin = block.spans.allocation_holding(address - backing->address);
+    const auto& spans = pool_of(*backing).blocks.at(backing->address);
+    const auto begin = spans.allocation_holding(address - backing->address);
     if (!begin) return make_error(ErrorCode::not_owned, "{:#x} is not in an agent allocation", address);
-    return Place{backing, {*begin, block.spans.allocated_at(*begin).value_or(0)}};
+    return Place{backing, {*begin, spans.allocated_at(*begin).value_or(0)}};
 }
 
 Result<void> Heap::allow_access(DeviceAddress address, int ordinal) {

@@ -10,7 +10,6 @@
 #include "ledger/ledger.hpp"
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -102,14 +101,10 @@ private:
         driver::VaReservation reservation;
         SpanAllocator spans;
     };
-    struct Block {
-        driver::DeviceAddress address;
-        SpanAllocator spans;
-    };
     /// The ranges of one tag on one device.
     struct Pool {
         std::map<driver::DeviceAddress, Region> regions;
-        std::map<driver::DeviceAddress, Block> blocks; ///< ranges shared by small allocations
+        std::map<driver::DeviceAddress, SpanAllocator> blocks; ///< ranges shared by small allocations
         std::set<std::pair<Bytes, driver::DeviceAddress>> blocks_by_space; ///< (largest free span, block)
     };
     struct Device {
@@ -139,7 +134,8 @@ private:
     [[nodiscard]] Result<driver::DeviceAddress> allocate_in_new_block(Pool& pool, const Device& device,
                                                                       ledger::TagId tag, Bytes bytes);
     [[nodiscard]] Result<Freed> free_small(ledger::Backing& backing, driver::DeviceAddress address);
-    void update_space(Pool& pool, const Block& block, Bytes before);
+    /// `before`: the largest free span that the block had.
+    static void update_space(Pool& pool, driver::DeviceAddress block, Bytes before);
 
     const driver::Api& api_;
     ledger::Ledger& ledger_;

@@ -8,7 +8,6 @@
 #include "base/log.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace gpu_sleep::sleep {
@@ -67,8 +66,7 @@ void LiveMove::let_go() noexcept {
 }
 
 Bytes LiveMove::bytes() const noexcept {
-    return std::accumulate(parts_.begin(), parts_.end(), Bytes{0},
-                           [](Bytes sum, const Part& part) { return sum + part.what.span.bytes; });
+    return sum_of(parts_, [](const Part& part) { return part.what.span.bytes; });
 }
 
 Result<void> LiveMove::map(AddressSpan span, driver::PhysicalMemory::Handle handle) {
@@ -114,13 +112,6 @@ void LiveMove::look(Ledger& ledger) {
 driver::DeviceAddress LiveMove::address_of(const Block& block, Side side) const noexcept {
     const auto& part = parts_[block.part];
     return (side == Side::old_one ? part.what.span.address : part.aside) + block.span.offset;
-}
-
-Bytes LiveMove::stale_bytes() const noexcept {
-    Bytes sum = 0;
-    for (const auto& block : blocks_)
-        if (block.is_stale && !parts_[block.part].is_gone) sum += block.span.bytes;
-    return sum;
 }
 
 std::vector<driver::FingerprintBlock> LiveMove::stale_blocks(std::span<const Block> among, Side side) const {
@@ -192,8 +183,8 @@ Result<std::vector<Fingerprint>> LiveMove::find_stale(driver::DeviceSession& ses
 Result<Verdict> LiveMove::swap(driver::DeviceSession& session, Ledger& ledger, contents::Contents& contents,
                                int round) {
     look(ledger);
-    Bytes bytes = 0;
-    for (const auto& part : parts_) bytes += part.is_gone ? 0 : part.what.span.bytes;
+    const auto bytes =
+        sum_of(parts_, [](const Part& part) { return part.is_gone ? 0 : part.what.span.bytes; });
     if (bytes == 0) return Verdict::move; // all of it is gone
     const auto current = session.enter();
     GPU_SLEEP_TRY(current.check());
@@ -204,7 +195,8 @@ Result<Verdict> LiveMove::swap(driver::DeviceSession& session, Ledger& ledger, c
 
 Result<Verdict> LiveMove::compare(driver::DeviceSession& session, Bytes bytes, int round) {
     const auto changed = GPU_SLEEP_TRY(find_stale(session));
-    const auto verdict = judge_round(stale_bytes(), bytes, round);
+    const auto stale = sum_of(stale_blocks(blocks_, Side::old_one), &driver::FingerprintBlock::bytes);
+    const auto verdict = judge_round(stale, bytes, round);
     if (verdict != Verdict::move || changed.empty()) return verdict;
     GPU_SLEEP_TRY(copy_stale(session, blocks_));
     GPU_SLEEP_TRY(check_copies(session, changed));
@@ -215,7 +207,7 @@ Result<Verdict> LiveMove::copy_all(driver::DeviceSession& session) {
     auto blocks = stale_blocks(blocks_, Side::old_one);
     const auto copies = stale_blocks(blocks_, Side::new_one);
     for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].copy = copies[i].address;
-    const auto read = GPU_SLEEP_TRY(session.copy_and_fingerprint(blocks));
+    const auto read = GPU_SLEEP_TRY(session.fingerprint(blocks));
     GPU_SLEEP_TRY(session.synchronize());
     const std::vector<Fingerprint> copied(read.begin(), read.end()); // which the next call overwrites
     GPU_SLEEP_TRY(check_copies(session, copied));
@@ -233,29 +225,28 @@ Result<void> LiveMove::check_copies(driver::DeviceSession& session, std::span<co
     return {};
 }
 
-std::vector<LiveMove::Neighbours> LiveMove::neighbours() const {
+std::vector<LiveMove::Neighbours> LiveMove::neighbours() {
     std::vector<Neighbours> all;
-    const Part* last = nullptr;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
-        const auto& part = parts_[i];
+    for (auto& part : parts_) {
         if (part.is_gone) continue;
-        const bool joins = last && last == &part - 1 && last->what.span.end() == part.what.span.address &&
+        auto* const last = all.empty() ? nullptr : &all.back().back();
+        const bool joins = last && last + 1 == &part && last->what.span.end() == part.what.span.address &&
                            last->backing->access == part.backing->access;
-        if (!joins) all.push_back({i, i});
-        all.back().last = i + 1;
-        last = &part;
+        if (joins)
+            all.back() = {all.back().data(), all.back().size() + 1};
+        else
+            all.emplace_back(&part, 1);
     }
     return all;
 }
 
-AddressSpan LiveMove::span_of(const Neighbours& some) const noexcept {
-    const auto begin = parts_[some.first].what.span.address;
-    return {begin, parts_[some.last - 1].what.span.end() - begin};
+AddressSpan LiveMove::span_of(Neighbours some) noexcept {
+    const auto begin = some.front().what.span.address;
+    return {begin, some.back().what.span.end() - begin};
 }
 
-Result<void> LiveMove::show(const Neighbours& some, Side side) {
-    for (auto i = some.first; i < some.last; ++i) {
-        auto& part = parts_[i];
+Result<void> LiveMove::show(Neighbours some, Side side) {
+    for (auto& part : some) {
         if (part.is_mapped && part.shows == side) continue;
         if (part.is_mapped) GPU_SLEEP_TRY(unmap(part.what.span));
         part.is_mapped = false;
@@ -263,7 +254,7 @@ Result<void> LiveMove::show(const Neighbours& some, Side side) {
         part.is_mapped = true;
         part.shows = side;
     }
-    return set_access(span_of(some), parts_[some.first].backing->access);
+    return set_access(span_of(some), some.front().backing->access);
 }
 
 Result<void> LiveMove::exchange(contents::Contents& contents) {
@@ -273,13 +264,13 @@ Result<void> LiveMove::exchange(contents::Contents& contents) {
     const auto forth = [&]() -> Result<void> {
         for (const auto& some : all) {
             GPU_SLEEP_TRY(unmap(span_of(some)));
-            for (auto i = some.first; i < some.last; ++i) parts_[i].is_mapped = false;
+            for (auto& part : some) part.is_mapped = false;
             GPU_SLEEP_TRY(show(some, Side::new_one));
         }
         return {};
     };
     auto done = guarded(forth);
-    const auto can_show = [&](const Neighbours& some, Side side) {
+    const auto can_show = [&](Neighbours some, Side side) {
         return guarded([&] { return show(some, side); }).has_value();
     };
     if (!done)
@@ -293,15 +284,15 @@ Result<void> LiveMove::exchange(contents::Contents& contents) {
     return done;
 }
 
-void LiveMove::put_to_sleep(const Neighbours& some, contents::Contents& contents) noexcept {
-    for (auto i = some.first; i < some.last; ++i) {
-        auto& backing = *parts_[i].backing;
+void LiveMove::put_to_sleep(Neighbours some, contents::Contents& contents) noexcept {
+    for (const auto& part : some) {
+        auto& backing = *part.backing;
         Ledger::move(backing, model::Residence::kept);
         backing.holds_contents = true;
         contents.forget(std::exchange(backing.kept, {}).range); // the program may have written since
     }
     log::error("range {:#x} could not be mapped again: it sleeps until the next wake",
-               parts_[some.first].what.span.address);
+               some.front().what.span.address);
 }
 
 void LiveMove::note() noexcept {

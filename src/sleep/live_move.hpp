@@ -82,15 +82,10 @@ private:
         driver::Fingerprint seal; ///< of its copy
         bool is_stale = true;
     };
-    /// Neighbours that one call unmaps, or grants access to: parts_[first] to parts_[last - 1].
-    struct Neighbours {
-        std::size_t first = 0;
-        std::size_t last = 0;
-    };
+    using Neighbours = std::span<Part>; ///< that one call unmaps, or grants access to
 
     /// Finds the backings of the parts; one that is not as it was when the piece was chosen is gone.
     void look(ledger::Ledger& ledger);
-    [[nodiscard]] Bytes stale_bytes() const noexcept;
     [[nodiscard]] std::vector<driver::FingerprintBlock> stale_blocks(std::span<const Block> among,
                                                                      Side side) const;
     [[nodiscard]] driver::DeviceAddress address_of(const Block& block, Side side) const noexcept;
@@ -107,10 +102,10 @@ private:
     [[nodiscard]] Result<void> check_copies(driver::DeviceSession& session,
                                             std::span<const driver::Fingerprint> copied);
     [[nodiscard]] Result<void> exchange(contents::Contents& contents);
-    [[nodiscard]] std::vector<Neighbours> neighbours() const;
-    [[nodiscard]] driver::AddressSpan span_of(const Neighbours& some) const noexcept;
+    [[nodiscard]] std::vector<Neighbours> neighbours();
+    [[nodiscard]] static driver::AddressSpan span_of(Neighbours some) noexcept;
     /// Has the parts show that side, whatever they show now. Errors: driver_failed (they may show nothing).
-    [[nodiscard]] Result<void> show(const Neighbours& some, Side side);
+    [[nodiscard]] Result<void> show(Neighbours some, Side side);
     // The driver's calls, and the time they take.
     [[nodiscard]] Result<void> map(driver::AddressSpan span, driver::PhysicalMemory::Handle handle);
     [[nodiscard]] Result<void> set_access(driver::AddressSpan span, driver::DeviceMask devices);
@@ -118,7 +113,7 @@ private:
     /// Writes into the ledger what the parts show.
     void note() noexcept;
     /// Has them sleep, their contents in their memory.
-    void put_to_sleep(const Neighbours& some, contents::Contents& contents) noexcept;
+    void put_to_sleep(Neighbours some, contents::Contents& contents) noexcept;
 
     const driver::Api& api_;
     const driver::MemoryKind& kind_;

@@ -86,9 +86,7 @@ std::span<const LivePart> first_piece(std::span<const LivePart> parts, Bytes lim
 }
 
 Bytes bytes_of(std::span<const LivePart> parts) noexcept {
-    Bytes sum = 0;
-    for (const auto& part : parts) sum += part.span.bytes;
-    return sum;
+    return sum_of(parts, [](const LivePart& part) { return part.span.bytes; });
 }
 
 Bytes first_piece_limit(Direction direction) noexcept {

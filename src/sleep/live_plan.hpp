@@ -11,7 +11,6 @@
 #include "ledger/ledger.hpp"
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>

@@ -6,20 +6,29 @@
 
 namespace gpu_sleep::sleep {
 
-Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api, int ordinal,
+Result<std::unique_ptr<driver::DeviceSession>> open_session(const driver::Api& api,
                                                             model::DeviceReport& report, Bytes needed) {
     // More than streams take, 2 MiB on an H200, and than what the driver calls free and does not give out.
     constexpr Bytes k_spared = 16 * k_mib;
-    auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(api, ordinal));
+    auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(api, report.device));
     const driver::CurrentContext current(api, context.get());
     GPU_SLEEP_TRY(current.check());
     const auto memory = GPU_SLEEP_TRY(driver::memory_info(api));
-    report.device = ordinal;
     report.free_before = memory.free;
     report.total = memory.total;
     const bool is_tight = needed > 0 && memory.free < needed + k_spared;
-    return is_tight ? driver::DeviceSession::open_without_streams(api, std::move(context))
-                    : driver::DeviceSession::open(api, std::move(context));
+    return driver::DeviceSession::open(api, std::move(context), !is_tight);
+}
+
+Result<void> map_memory(const driver::Api& api, ledger::Backing& backing) {
+    if (!backing.mapped) GPU_SLEEP_TRY(driver::map(api, {backing.address, backing.bytes}, backing.handle));
+    backing.mapped = true;
+    return {};
+}
+
+Result<void> map_all(const driver::Api& api, const Run& run) {
+    for (auto* backing : run.backings) GPU_SLEEP_TRY(map_memory(api, *backing));
+    return driver::set_access(api, run.span(), run.backings.front()->access);
 }
 
 Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing) {

@@ -11,6 +11,7 @@
 #include "driver/device_session.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
+#include "sleep/plan.hpp"
 
 #include <memory>
 #include <thread>
@@ -19,16 +20,21 @@
 
 namespace gpu_sleep::sleep {
 
-/// A session in the primary context of the device `ordinal`. Notes the device's memory, as it is before the
-/// transaction, in `report`. `needed`: bytes that the transaction will create there; where they only just
-/// fit, the session takes no memory for streams. Errors: those of PrimaryContext::retain() and
+/// A session in the primary context of the device of `report`. Notes the device's memory there, as it is
+/// before the transaction. `needed`: bytes that the transaction will create there; where they only just fit,
+/// the session takes no memory for streams. Errors: those of PrimaryContext::retain() and
 /// DeviceSession::open().
 [[nodiscard]] Result<std::unique_ptr<driver::DeviceSession>>
-open_session(const driver::Api& api, int ordinal, model::DeviceReport& report, Bytes needed = 0);
+open_session(const driver::Api& api, model::DeviceReport& report, Bytes needed = 0);
 
 /// Adds what was done on one device, and how long each step of it took.
 void add_report(model::Report& report, const model::DeviceReport& device, driver::DeviceSession& session);
 
+/// Maps the memory of `backing`, unless it is mapped: an earlier sleep or wake could not be undone wholly.
+/// Errors: driver_failed.
+[[nodiscard]] Result<void> map_memory(const driver::Api& api, ledger::Backing& backing);
+/// Does so for all of `run`, and grants access to it.
+[[nodiscard]] Result<void> map_all(const driver::Api& api, const Run& run);
 /// Unmaps the memory of `backing`, if it is mapped. Errors: driver_failed; it is mapped still.
 [[nodiscard]] Result<void> unmap_memory(const driver::Api& api, ledger::Backing& backing);
 /// Unmaps and releases the memory of `backing`, if it has any: its contents are elsewhere, or given up.

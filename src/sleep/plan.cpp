@@ -48,6 +48,10 @@ void add_to(SleepPlan& plan, Backing& backing, Action action) {
     }
 }
 
+bool is_mendable(const Backing& backing, const IsElsewhere& is_elsewhere) {
+    return backing.residence() == Residence::damaged && is_elsewhere(backing.kept.range, model::Store::host);
+}
+
 /// It comes from outside, and the process has a working directory of its own.
 Result<void> check_directory(const model::Placement& placement) {
     const bool is_needed = model::uses_files(placement) || placement.spill;
@@ -158,7 +162,7 @@ std::vector<Run> make_runs(const std::vector<Backing*>& backings) {
 }
 
 Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
-                             const IsMendable& is_mendable, const IsElsewhere& is_elsewhere) {
+                             const IsElsewhere& is_elsewhere) {
     GPU_SLEEP_TRY(check_directory(request));
     GPU_SLEEP_TRY(check_tags_of(request, ledger));
     GPU_SLEEP_TRY(check_tags(ledger, request.keep));
@@ -192,7 +196,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         const auto action =
             action_for(backing.residence(), {.keep = keep,
                                              .has_preserved = !backing.preserved.empty(),
-                                             .is_mendable = is_damaged && is_mendable(backing.kept.range),
+                                             .is_mendable = is_mendable(backing, is_elsewhere),
                                              .is_elsewhere = is_to_move,
                                              .may_stay = may_stay,
                                              .is_in_place = is_in_place});
@@ -225,8 +229,7 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
     std::vector<Drafted> drafted;
     const auto add = [&](Backing& backing, std::vector<Span> spans) {
         const auto& target = plan.targets.at(backing.tag);
-        Bytes bytes = 0;
-        for (const auto& span : spans) bytes += span.bytes;
+        const auto bytes = sum_of(spans, &Span::bytes);
         const auto number = save.add({backing.device, target.tag}, store.value_or(target.store),
                                      backing.address, std::move(spans), backing.kept.range);
         drafted.push_back({&backing, {number, bytes}});
@@ -242,8 +245,7 @@ std::vector<Drafted> draft(const SleepPlan& plan, contents::Save& save, std::opt
 
 void note_in_place(const SleepPlan& plan, model::Report& report) {
     Bytes bytes = 0;
-    for (const auto& [ordinal, part] : plan.devices)
-        for (const auto* backing : part.stay) bytes += backing->bytes;
+    for (const auto& [ordinal, part] : plan.devices) bytes += sum_of(part.stay, &Backing::bytes);
     if (bytes == 0) return;
     ignoring_errors([&] {
         report.notes.push_back(fmt::format("{} stays in the host memory that the program runs from, "
@@ -255,29 +257,24 @@ void note_in_place(const SleepPlan& plan, model::Report& report) {
 Bytes WakePlan::needs(int device) const {
     const auto part = devices.find(device);
     if (part == devices.end()) return 0;
-    Bytes sum = 0;
-    for (const auto* backing : part->second)
-        sum += backing->handle == 0 && !to_host.contains(backing) ? backing->bytes : 0;
-    return sum;
+    return sum_of(part->second, [this](const Backing* backing) {
+        return backing->handle == 0 && !to_host.contains(backing) ? backing->bytes : 0;
+    });
 }
 
 Bytes WakePlan::needs_of_host() const noexcept {
-    Bytes sum = 0;
-    for (const auto* backing : to_host) sum += backing->handle == 0 ? backing->bytes : 0;
-    return sum;
+    return sum_of(to_host, [](const Backing* backing) { return backing->handle == 0 ? backing->bytes : 0; });
 }
 
 Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
-                           const IsMendable& is_mendable) {
+                           const IsElsewhere& is_elsewhere) {
     GPU_SLEEP_TRY(check_tags_of(request, ledger));
     WakePlan plan;
     std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {
         const auto& tag = ledger.tag(backing.tag);
         if (!request.tags.empty() && !backing.imported && !contains(request.tags, tag.name)) continue;
-        const bool is_damaged = backing.residence() == Residence::damaged;
-        const auto action =
-            wake_action_for(backing.residence(), is_damaged && is_mendable(backing.kept.range));
+        const auto action = wake_action_for(backing.residence(), is_mendable(backing, is_elsewhere));
         if (action == WakeAction::restore) asleep.push_back(&backing);
         if (action == WakeAction::refuse)
             plan.spoiled.try_emplace(

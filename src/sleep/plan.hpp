@@ -165,18 +165,17 @@ struct WakePlan {
     [[nodiscard]] Bytes needs_of_host() const noexcept;
 };
 
-/// Whether a kept range that was found damaged may have been put right since.
-using IsMendable = std::function<bool(contents::Number)>;
-/// Whether some of a kept range lies in another store.
+/// Whether some of a kept range lies in another store. What does not all lie in host memory, and was found
+/// damaged, may have been put right since.
 using IsElsewhere = std::function<bool(contents::Number, model::Store)>;
 
 /// Leaves alone the backings that must stay. Errors: unknown_tag, invalid_argument (a tag both kept and
 /// discarded; no directory where files are wanted, or none that can be opened from anywhere), no_refill.
 [[nodiscard]] Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request,
-                                           const IsMendable& is_mendable, const IsElsewhere& is_elsewhere);
+                                           const IsElsewhere& is_elsewhere);
 
 /// Errors: unknown_tag.
 [[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
-                                         const IsMendable& is_mendable);
+                                         const IsElsewhere& is_elsewhere);
 
 } // namespace gpu_sleep::sleep

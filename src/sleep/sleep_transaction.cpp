@@ -27,12 +27,6 @@ std::vector<Backing*> all_of(const DeviceSleepPlan& plan) {
     return all;
 }
 
-Bytes bytes_of(const std::vector<Backing*>& backings) noexcept {
-    Bytes sum = 0;
-    for (const auto* backing : backings) sum += backing->bytes;
-    return sum;
-}
-
 bool contains(const std::vector<Backing*>& backings, const Backing* backing) {
     return std::ranges::find(backings, backing) != backings.end();
 }
@@ -62,18 +56,19 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     drafted_ = draft(plan_, save_);
     for (const auto& [ordinal, part] : plan_.devices) {
         auto& device = devices_.emplace_back();
-        device.device = ordinal;
+        device.report.device = ordinal;
         const auto all = all_of(part);
         device.runs = make_runs(all);
         for (auto& run : make_runs(part.take_out)) device.runs.push_back(std::move(run));
-        device.unmapped.assign(device.runs.size(), false);
-        device.report.kept = save_.bytes(ordinal) - bytes_of(part.take_out) + bytes_of(part.stay);
-        device.report.dropped = bytes_of(all) - device.report.kept;
+        device.report.kept = save_.figures(ordinal).bytes - sum_of(part.take_out, &Backing::bytes) +
+                             sum_of(part.stay, &Backing::bytes);
+        device.report.dropped = sum_of(all, &Backing::bytes) - device.report.kept;
+        device.session = GPU_SLEEP_TRY(open_session(api_, device.report));
     }
-    for (auto& device : devices_) {
-        device.session = GPU_SLEEP_TRY(open_session(api_, device.device, device.report));
-    }
-    GPU_SLEEP_TRY(map_sleepers());
+    // What is taken out of its own memory has its contents there until all is unmapped.
+    for (const auto& device : devices_)
+        for (const auto& run : device.runs)
+            if (is_asleep(run)) GPU_SLEEP_TRY(map_all(api_, run));
     contents::ProgressCounter sealing(control, 0);
     GPU_SLEEP_TRY(run_side_by_side(devices_, sealing,
                                    [&](DeviceSleep& device) { return save_.seal(*device.session); }));
@@ -81,9 +76,10 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
     GPU_SLEEP_TRY(find_room(sealing));
     Bytes total = 0;
     for (auto& device : devices_) {
-        device.report.stored = save_.stored(device.device);
-        device.report.copied = save_.copied(device.device);
-        total += save_.moved(device.device);
+        const auto figures = save_.figures(device.report.device);
+        device.report.stored = figures.stored;
+        device.report.copied = figures.copied;
+        total += figures.moved;
     }
     GPU_SLEEP_TRY(save_.begin());
     contents_.note_spare();
@@ -95,88 +91,57 @@ Result<void> SleepTransaction::prepare(const contents::Control& control) {
 Result<void> SleepTransaction::find_room(contents::ProgressCounter& progress) const {
     const auto needed = GPU_SLEEP_TRY(save_.needs(model::Store::host));
     Bytes ready = 0;
-    for (const auto& device : devices_) ready += contents_.prepared(device.device);
+    for (const auto& device : devices_) ready += contents_.prepared(device.report.device);
     auto& budget = contents_.budget();
     GPU_SLEEP_TRY(budget.await(needed - std::min(needed, ready), progress.host_patience(),
                                [&] { return progress.add(0); }));
     return looks_for_room_ ? budget.check(needed, ready) : Result<void>();
 }
 
-Result<void> SleepTransaction::map_sleepers() {
-    for (auto& device : devices_) {
-        for (const auto& run : device.runs) {
-            if (!is_asleep(run)) continue;
-            for (auto* backing : run.backings) {
-                if (backing->mapped) continue; // an earlier sleep could not be undone wholly
-                GPU_SLEEP_TRY(driver::map(api_, {backing->address, backing->bytes}, backing->handle));
-                backing->mapped = true;
-            }
-            GPU_SLEEP_TRY(driver::set_access(api_, run.span(), run.backings.front()->access));
-        }
-    }
-    return {};
-}
-
 Result<void> SleepTransaction::unmap_all() {
     for (auto& device : devices_) {
         const model::StepClock::Timed timed(&device.session->steps(), model::Step::unmap);
-        for (std::size_t i = 0; i < device.runs.size(); ++i) {
-            GPU_SLEEP_TRY(driver::unmap(api_, device.runs[i].span()));
-            device.unmapped[i] = true;
-            for (auto* backing : device.runs[i].backings) backing->mapped = false;
+        for (const auto& run : device.runs) {
+            GPU_SLEEP_TRY(driver::unmap(api_, run.span()));
+            for (auto* backing : run.backings) backing->mapped = false;
         }
     }
     return {};
 }
 
-void SleepTransaction::map_again() {
-    for (auto& device : devices_) {
-        for (std::size_t i = 0; i < device.runs.size(); ++i) {
-            const auto& run = device.runs[i];
-            if (!device.unmapped[i] || is_asleep(run)) continue;
-            Result<void> done;
+std::size_t SleepTransaction::map_again() {
+    std::size_t asleep = 0;
+    for (const auto& device : devices_) {
+        const auto& plan = plan_.devices.at(device.report.device);
+        for (const auto& run : device.runs) {
+            if (run.backings.front()->mapped || is_asleep(run)) continue;
+            const auto done = map_all(api_, run);
+            if (done) continue;
+            log::error("a sleep could not be undone: {}", done.error().message);
             for (auto* backing : run.backings) {
-                done = driver::map(api_, {backing->address, backing->bytes}, backing->handle);
-                if (!done) break;
-                backing->mapped = true;
-            }
-            if (done) done = driver::set_access(api_, run.span(), run.backings.front()->access);
-            device.unmapped[i] = !done;
-            if (!done) log::error("a sleep could not be undone: {}", done.error().message);
-        }
-    }
-}
-
-std::size_t SleepTransaction::leave_asleep() {
-    std::size_t count = 0;
-    for (auto& device : devices_) {
-        const auto& plan = plan_.devices.at(device.device);
-        for (std::size_t i = 0; i < device.runs.size(); ++i) {
-            if (!device.unmapped[i] || is_asleep(device.runs[i])) continue;
-            for (auto* backing : device.runs[i].backings) {
                 if (contains(plan.keep, backing))
                     Ledger::move(*backing, Residence::kept);
                 else if (contains(plan.stay, backing))
                     stay_in_place(*backing);
                 else
                     drop(*backing);
-                ++count;
             }
+            asleep += run.backings.size();
         }
     }
-    return count;
+    return asleep;
 }
 
 Result<void> SleepTransaction::commit() {
     // Everything that takes memory comes first: behind the last unmap nothing may fail.
-    admit();
+    save_.admit();
+    for (const auto& drafted : drafted_) drafted.backing->kept = drafted.kept;
     if (const auto named = guarded([this] { return save_.keep_files(); }); !named) {
         forget_kept();
         return named.error();
     }
     if (auto unmapped = unmap_all(); !unmapped) {
-        map_again();
-        const auto asleep = leave_asleep();
+        const auto asleep = map_again();
         forget_kept();
         if (asleep == 0) return std::move(unmapped).error();
         return make_error(ErrorCode::driver_failed,
@@ -185,7 +150,7 @@ Result<void> SleepTransaction::commit() {
                           unmapped.error().message, counted(asleep, "range"));
     }
     for (auto& device : devices_) {
-        const auto& plan = plan_.devices.at(device.device);
+        const auto& plan = plan_.devices.at(device.report.device);
         for (auto* backing : plan.stay) stay_in_place(*backing);
         for (auto* backing : plan.take_out) backing->holds_contents = false; // its copy does
         release(device);
@@ -236,11 +201,6 @@ void SleepTransaction::release(DeviceSleep& device) {
     if (const auto memory = device.session->memory_info()) device.report.free_after = memory->free;
 }
 
-void SleepTransaction::admit() noexcept {
-    save_.admit();
-    for (const auto& drafted : drafted_) drafted.backing->kept = drafted.kept;
-}
-
 void SleepTransaction::forget_kept() noexcept {
     for (const auto& drafted : drafted_)
         if (!drafted.backing->is_asleep() || drafted.backing->holds_contents)
@@ -263,26 +223,6 @@ void SleepTransaction::describe(model::Report& report) const {
         report.notes.push_back(fmt::format("the driver did not release {}; the next wake takes it back",
                                            counted(unreleased_, "range")));
     });
-}
-
-MoveTransaction::MoveTransaction(contents::Contents& contents, const SleepPlan& plan,
-                                 contents::SaveOptions options)
-    : plan_(plan), relocation_(contents, std::move(options)) {
-    for (const auto* backing : plan.move) {
-        const auto& target = plan.targets.at(backing->tag);
-        relocation_.add({backing->device, target.tag}, target.store, backing->address, backing->kept.range);
-    }
-}
-
-Result<void> MoveTransaction::prepare(const contents::Control& control) {
-    GPU_SLEEP_TRY(relocation_.begin());
-    contents::ProgressCounter progress(control, relocation_.bytes());
-    return relocation_.carry(progress);
-}
-
-void MoveTransaction::describe(model::Report& report) const {
-    for (const auto* backing : plan_.move) static_cast<void>(device_in(report, backing->device));
-    for (auto& device : report.devices) device.relocated += relocation_.bytes(device.device);
 }
 
 } // namespace gpu_sleep::sleep

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "contents/progress.hpp"
-#include "contents/relocation.hpp"
 #include "contents/save.hpp"
 #include "driver/api.hpp"
 #include "ledger/ledger.hpp"
@@ -19,9 +18,7 @@ namespace gpu_sleep::sleep {
 
 /// One device's part of a sleep.
 struct DeviceSleep {
-    int device = 0;
-    std::vector<Run> runs;      ///< of what is awake, then those that are taken out
-    std::vector<bool> unmapped; ///< for each run
+    std::vector<Run> runs; ///< of what is awake, then those that are taken out
     model::DeviceReport report;
     std::unique_ptr<driver::DeviceSession> session;
 };
@@ -54,13 +51,10 @@ private:
     /// Waits for what others of the user's processes retain, where all may hold no more together; then looks
     /// whether there is room, where that is asked for.
     [[nodiscard]] Result<void> find_room(contents::ProgressCounter& progress) const;
-    /// Maps what is taken out of its own memory, which holds the contents until all is unmapped.
-    [[nodiscard]] Result<void> map_sleepers();
     [[nodiscard]] Result<void> unmap_all();
-    void map_again();
-    /// Has ranges that could not be mapped again sleep: nobody may touch them, and a wake maps them. Returns
-    /// how many.
-    std::size_t leave_asleep();
+    /// Maps what was unmapped. Ranges that the driver does not map sleep: nobody may touch them, and a wake
+    /// maps them. Returns how many.
+    std::size_t map_again();
     /// It sleeps, and its memory holds its contents.
     void stay_in_place(ledger::Backing& backing) noexcept;
     void drop(ledger::Backing& backing) noexcept;
@@ -68,8 +62,6 @@ private:
     /// False where the driver fails; that is counted.
     bool release(ledger::Backing& backing) noexcept;
     void release(DeviceSleep& device);
-    /// Has the contents kept, and their owners know of it; forget_kept() takes it back.
-    void admit() noexcept;
     void forget_kept() noexcept;
 
     const driver::Api& api_;
@@ -80,28 +72,6 @@ private:
     contents::Save save_; // outlives the sessions
     std::vector<DeviceSleep> devices_;
     std::size_t unreleased_ = 0;
-};
-
-/// Prepares (copies) and commits (gives the old copies up) a move. Until commit(), which cannot fail, nothing
-/// has changed. No memory of the device is touched, and nobody wakes.
-class MoveTransaction {
-public:
-    /// All outlive it.
-    MoveTransaction(contents::Contents& contents, const SleepPlan& plan, contents::SaveOptions options);
-
-    /// Errors: out_of_host_memory, out_of_disk, io_failed, not_permitted, damaged (which leaves all where it
-    /// is), cancelled, timed_out.
-    [[nodiscard]] Result<void> prepare(const contents::Control& control);
-    void commit() noexcept { relocation_.admit(); }
-
-    /// What it needs of `store` at most. Errors: io_failed.
-    [[nodiscard]] Result<Bytes> needs(model::Store store) const { return relocation_.needs(store); }
-    /// What was moved on each device, or would be.
-    void describe(model::Report& report) const;
-
-private:
-    const SleepPlan& plan_;
-    contents::Relocation relocation_;
 };
 
 } // namespace gpu_sleep::sleep

@@ -7,8 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "contents/host_use.hpp"
-#include "driver/context.hpp"
+#include "contents/stored.hpp"
 #include "sleep/sleep_transaction.hpp"
 #include "sleep/wake_transaction.hpp"
 
@@ -16,12 +15,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
 #include <system_error>
-#include <utility>
 
 namespace gpu_sleep::sleep {
 
@@ -33,33 +30,26 @@ bool is_asked_for(const model::Choice& request, const std::string& tag) {
     return request.tags.empty() || std::ranges::find(request.tags, tag) != request.tags.end();
 }
 
-Bytes kept_if_dropped(const Backing& backing) noexcept {
-    Bytes sum = 0;
-    for (const auto& span : backing.preserved) sum += span.bytes;
-    return sum;
-}
-
 void describe_plan(const SleepPlan& plan, model::Report& report) {
     for (const auto& [ordinal, part] : plan.devices) {
-        auto& device = report.devices.emplace_back();
-        device.device = ordinal;
+        auto& device = device_in(report, ordinal);
         for (const auto* backing : part.keep) {
             device.released += backing->host_backed ? 0 : backing->bytes;
             device.kept += backing->bytes;
         }
         for (const auto* backing : part.drop) {
             device.released += backing->host_backed ? 0 : backing->bytes;
-            device.kept += kept_if_dropped(*backing);
-            device.dropped += backing->bytes - kept_if_dropped(*backing);
+            const auto kept = sum_of(backing->preserved, &Span::bytes);
+            device.kept += kept;
+            device.dropped += backing->bytes - kept;
         }
-        for (const auto* backing : part.stay) device.kept += backing->bytes;
+        device.kept += sum_of(part.stay, &Backing::bytes);
     }
 }
 
 void describe_plan(const WakePlan& plan, model::Report& report) {
     for (const auto& [ordinal, backings] : plan.devices) {
-        auto& device = report.devices.emplace_back();
-        device.device = ordinal;
+        auto& device = device_in(report, ordinal);
         device.released = plan.needs(ordinal);
         for (const auto* backing : backings) {
             device.kept += backing->bytes - backing->lost();
@@ -68,17 +58,23 @@ void describe_plan(const WakePlan& plan, model::Report& report) {
     }
 }
 
-Bytes free_after_sleep(Bytes free, Bytes released) noexcept {
-    return free + released;
-}
-
-Bytes free_after_wake(Bytes free, Bytes taken) noexcept {
-    return free - std::min(free, taken);
-}
-
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
+}
+
+/// Puts what `plan` moves into `move`.
+void draft_moves(const SleepPlan& plan, contents::Relocation& move) {
+    for (const auto* backing : plan.move) {
+        const auto& target = plan.targets.at(backing->tag);
+        move.add({backing->device, target.tag}, target.store, backing->address, backing->kept.range);
+    }
+}
+
+/// What was moved on each device, or would be.
+void add_moved(const SleepPlan& plan, const contents::Relocation& move, model::Report& report) {
+    for (const auto* backing : plan.move) static_cast<void>(device_in(report, backing->device));
+    for (auto& device : report.devices) device.relocated += move.bytes(device.device);
 }
 
 /// What may go to host memory when the rest goes to files, whose writing takes some, too: a ring, and twice
@@ -104,7 +100,9 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     if (request.dry_run) {
         GPU_SLEEP_TRY(rehearse(request, plan, report));
         // Who only moves contents takes no GPU memory, and may be out of the driver's reach.
-        return scope != Scope::all ? Result<void>() : add_memory(free_after_sleep, report);
+        return scope != Scope::all
+                   ? Result<void>()
+                   : add_memory([](Bytes free, Bytes released) { return free + released; }, report);
     }
     if (plan.is_empty()) return {};
     auto opened = static_cast<const model::Choice&>(request);
@@ -116,14 +114,16 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     if (spill == Spill::rest) options.room = room_beside_files(options, contents_.options());
     const auto protect = [](contents::Contents* contents) { contents->protect(); };
     const std::unique_ptr<contents::Contents, decltype(protect)> copying(&contents_, protect);
-    MoveTransaction move(contents_, plan, options);
+    // Until it is admitted nothing has moved. No memory of the device is touched for it, and nobody wakes.
+    contents::Relocation move(contents_, options);
+    draft_moves(plan, move);
     SleepTransaction transaction(api_, contents_, plan, std::move(options),
                                  request.spill && spill == Spill::nothing);
     const auto start = Clock::now();
     {
         const log::Step step("copy contents");
         GPU_SLEEP_TRY(transaction.prepare(control));
-        GPU_SLEEP_TRY(move.prepare(control));
+        GPU_SLEEP_TRY(move.carry(control));
     }
     report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(pass_point_of_no_return(control));
@@ -133,12 +133,12 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     const log::Step step("release GPU memory");
     GPU_SLEEP_TRY(telling_of_call(
         control.progress, [&] { return transaction.commit(); }, model::Progress::Phase::release));
-    move.commit();
+    move.admit();
     report.times.release = seconds_since(prepared);
     report.changed = true;
     // It sleeps: no shortage makes a failure of that.
     transaction.describe(report);
-    move.describe(report);
+    add_moved(plan, move, report);
     add_given_up(plan, report);
     return {};
 }
@@ -151,14 +151,16 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
     static_cast<void>(draft(plan, save));
     save.lay_out();
     for (auto& device : report.devices) {
-        device.stored = save.stored(device.device);
-        device.copied = save.copied(device.device);
+        const auto figures = save.figures(device.device);
+        device.stored = figures.stored;
+        device.copied = figures.copied;
     }
     for (const auto& [ordinal, part] : plan.devices) // how much of it is zero is not known
         for (const auto* backing : part.take_out) add_taken_out(report, ordinal, backing->bytes);
     note_in_place(plan, report);
-    const MoveTransaction move(contents_, plan, {});
-    move.describe(report);
+    contents::Relocation move(contents_, {});
+    draft_moves(plan, move);
+    add_moved(plan, move, report);
     for (const auto store : contents::k_stores) {
         const auto saved = save.needs(store);
         const auto moved = move.needs(store);
@@ -185,11 +187,10 @@ void Transactions::adjust_asleep(const model::SleepRequest& request, model::Repo
         const auto& tag = ledger_.tag(backing.tag).name;
         if (!backing.is_asleep() || backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
         asleep.push_back(backing.kept.range);
-        const auto where = contents_.where(backing.kept.range);
-        if (where.empty()) continue;
         const auto asked = store_asked_for(request, tag);
         const bool is_damaged = backing.residence() == model::Residence::damaged;
-        if (is_damaged && asked && contents_.is_elsewhere(*asked, backing.kept.range)) elsewhere[tag] = where;
+        if (is_damaged && asked && contents_.is_elsewhere(backing.kept.range, *asked))
+            elsewhere[tag] = *asked == model::Store::host ? "files" : "host memory";
         if (asked == model::Store::file) directories.merge(contents_.directories(backing.kept.range));
     }
     for (const auto& [tag, where] : elsewhere)
@@ -235,14 +236,11 @@ Bytes Transactions::forget_retained_beside(const model::SleepRequest& request) {
 }
 
 Result<SleepPlan> Transactions::plan_sleep(const model::SleepRequest& request) {
-    return sleep::plan_sleep(
-        ledger_, request, [this](contents::Number range) { return contents_.is_mendable(range); },
-        [this](contents::Number range, model::Store store) { return contents_.is_elsewhere(store, range); });
+    return sleep::plan_sleep(ledger_, request, is_elsewhere());
 }
 
 Result<WakePlan> Transactions::plan_wake(const model::WakeRequest& request) {
-    return sleep::plan_wake(ledger_, request,
-                            [this](contents::Number range) { return contents_.is_mendable(range); });
+    return sleep::plan_wake(ledger_, request, is_elsewhere());
 }
 
 Result<Woken> Transactions::wake(const model::WakeRequest& request, const Control& control,
@@ -254,7 +252,8 @@ Result<Woken> Transactions::wake(const model::WakeRequest& request, const Contro
         if (!has_host_memory)
             refuse(report, has_host_memory.error().message + ": it would fail", has_host_memory.error().code);
         describe_plan(plan, report);
-        GPU_SLEEP_TRY(add_memory(free_after_wake, report));
+        GPU_SLEEP_TRY(
+            add_memory([](Bytes free, Bytes taken) { return free - std::min(free, taken); }, report));
         note_short_devices(request, report);
         for (const auto& [tag, why] : plan.spoiled) { // all others would wake
             report.notes.push_back(why.message + ": it would stay asleep");

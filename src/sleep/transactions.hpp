@@ -5,7 +5,6 @@
 #pragma once
 
 #include "contents/contents.hpp"
-#include "contents/host_use.hpp"
 #include "contents/progress.hpp"
 #include "driver/api.hpp"
 #include "driver/context.hpp"
@@ -107,6 +106,9 @@ public:
     [[nodiscard]] contents::Contents& contents() noexcept { return contents_; }
 
 private:
+    [[nodiscard]] IsElsewhere is_elsewhere() const {
+        return std::bind_front(&contents::Contents::is_elsewhere, &contents_);
+    }
     /// Says what a sleep would do, and what it needs.
     [[nodiscard]] Result<void> rehearse(const model::SleepRequest& request, const SleepPlan& plan,
                                         model::Report& report);

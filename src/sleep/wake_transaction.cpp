@@ -9,7 +9,6 @@
 #include "base/units.hpp"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <utility>
 
 namespace gpu_sleep::sleep {
@@ -83,17 +82,16 @@ bool keeps_any(const Run& run) noexcept {
 } // namespace
 
 Result<void> WakeTransaction::open(DeviceWake& device, const WakePlan& plan) {
-    device.session =
-        GPU_SLEEP_TRY(open_session(api_, device.device, device.report, plan.needs(device.device)));
+    const auto needs = plan.needs(device.report.device);
+    device.session = GPU_SLEEP_TRY(open_session(api_, device.report, needs));
     std::vector<Backing*> kept;
     std::vector<Backing*> others;
-    for (auto* backing : plan.devices.at(device.device))
+    for (auto* backing : plan.devices.at(device.report.device))
         (is_wholly_kept(*backing) ? kept : others).push_back(backing);
     device.runs = make_wake_runs(kept, others);
     device.lead = lead_of(kept);
-    const auto needs = plan.needs(device.device);
     device.spare = device.report.free_before - std::min(device.report.free_before, needs);
-    return check_free_memory(plan, device.device, {device.report.free_before, device.report.total});
+    return check_free_memory(plan, device.report.device, {device.report.free_before, device.report.total});
 }
 
 Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Control& control,
@@ -102,7 +100,7 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Cont
     to_host_ = plan.to_host;
     for (const auto& [ordinal, backings] : plan.devices) {
         auto& device = devices_.emplace_back();
-        device.device = ordinal;
+        device.report.device = ordinal;
         GPU_SLEEP_TRY(open(device, plan));
         for (const auto* backing : backings)
             if (backing->kept.range != 0) total += bytes_placed(contents_.at(backing->kept.range));
@@ -115,30 +113,21 @@ Result<void> WakeTransaction::prepare(const WakePlan& plan, const contents::Cont
     for (auto* import : imports_) GPU_SLEEP_TRY(release_memory(api_, *import)); // what could not be undone
     if (fetch) GPU_SLEEP_TRY(fetch(imports_, spoiled_));
     std::erase_if(imports_, [](const Backing* import) { return import->handle == 0; });
-    for (auto* import : imports_) {
-        const driver::AddressSpan span{import->address, import->bytes};
-        if (!import->mapped) GPU_SLEEP_TRY(driver::map(api_, span, import->handle));
-        import->mapped = true;
-        GPU_SLEEP_TRY(driver::set_access(api_, span, import->access));
-    }
+    for (auto* import : imports_) GPU_SLEEP_TRY(map_all(api_, Run{{import}}));
     return {};
-}
-
-Result<void> WakeTransaction::expect(const DeviceWake& device, contents::Restore& restore) {
-    std::vector<contents::Number> ranges;
-    for (const auto& run : device.runs)
-        for (const auto* backing : run.backings)
-            if (backing->kept.range != 0) ranges.push_back(backing->kept.range);
-    return restore.expect(ranges, device.spare);
 }
 
 Result<void> WakeTransaction::bring_back(DeviceWake& device, contents::ProgressCounter& progress) {
     const driver::RelaxedCaptureMode relaxed(api_);
     const auto current = device.session->enter();
     GPU_SLEEP_TRY(current.check());
-    const auto kinds = GPU_SLEEP_TRY(kinds_of(device.device));
+    const auto kinds = GPU_SLEEP_TRY(kinds_of(device.report.device));
     contents::Restore restore(contents_, *device.session, progress, devices_.size());
-    GPU_SLEEP_TRY(expect(device, restore));
+    std::vector<contents::Number> ranges;
+    for (const auto& run : device.runs)
+        for (const auto* backing : run.backings)
+            if (backing->kept.range != 0) ranges.push_back(backing->kept.range);
+    GPU_SLEEP_TRY(restore.expect(ranges, device.spare));
     Bytes mapped = 0;
     auto next = device.runs.begin(); // to fill
     for (auto run = device.runs.begin(); run != device.runs.end();) {
@@ -185,10 +174,8 @@ Result<void> WakeTransaction::map_run(DeviceWake& device, const Kinds& kinds, co
             backing->host_backed = is_of_host;
             if (!is_of_host) device.report.released += backing->bytes;
         }
-        if (backing->mapped) continue; // an earlier wake could not be undone wholly
         const model::StepClock::Timed timed(&device.session->steps(), model::Step::map);
-        GPU_SLEEP_TRY(driver::map(api_, {backing->address, backing->bytes}, backing->handle));
-        backing->mapped = true;
+        GPU_SLEEP_TRY(map_memory(api_, *backing));
     }
     const model::StepClock::Timed timed(&device.session->steps(), model::Step::access);
     return driver::set_access(api_, run.span(), run.backings.front()->access);

@@ -20,7 +20,6 @@ namespace gpu_sleep::sleep {
 
 /// One device's part of a wake.
 struct DeviceWake {
-    int device = 0;
     std::vector<Run> runs; ///< those with contents to bring back first, so that copying starts at once
     Bytes lead = 0;        ///< how much of them is mapped before the first copy
     Bytes spare = 0;       ///< free memory that the wake does not need
@@ -62,8 +61,6 @@ private:
     };
     [[nodiscard]] Result<Kinds> kinds_of(int device) const;
     [[nodiscard]] Result<void> map_run(DeviceWake& device, const Kinds& kinds, const Run& run);
-    /// Has `restore` make ready what it needs for the device.
-    [[nodiscard]] Result<void> expect(const DeviceWake& device, contents::Restore& restore);
     [[nodiscard]] Result<void> fill_run(DeviceWake& device, const Run& run, contents::Restore& restore);
     /// Tags whose ranges could not all be brought back, with the reason.
     void note_spoiled(const DeviceWake& device);

@@ -5,43 +5,28 @@
 #include "store/arena_preparer.hpp"
 
 #include "base/guard.hpp"
-#include "base/threads.hpp"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 namespace gpu_sleep::store {
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)
     : options_(options), arenas_(std::move(arenas)) {
-    for (auto* arena : arenas_) {
-        first_task_.emplace(arena, tasks_.size());
-        for (std::size_t i = 0; i < arena->piece_count(); ++i) {
-            tasks_.push_back({arena, i});
-            ready_.push_back(arena->is_ready(i));
-        }
-    }
+    for (auto* arena : arenas_)
+        for (std::size_t i = 0; i < arena->piece_count(); ++i)
+            if (!arena->is_ready(i)) tasks_.push_back({arena, i});
 }
 
 Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostArena*> arenas, Options options) {
     std::unique_ptr<ArenaPreparer> preparer(new ArenaPreparer(std::move(arenas), options));
-    const auto allowed = std::min(preparer->options_.threads, std::thread::hardware_concurrency());
-    const auto& ready = preparer->ready_;
-    const auto wanted = static_cast<std::size_t>(std::count(ready.begin(), ready.end(), false));
-    const auto most = std::min<std::size_t>(std::max(1U, allowed), wanted);
-    preparer->threads_.reserve(most); // a thread that is started has a place
-    for (std::size_t i = 0; i < most; ++i) {
-        auto thread = start_quiet_thread("gpu-sleep-fill", [raw = preparer.get()] { raw->work(); });
-        if (!thread && preparer->threads_.empty()) return std::move(thread).error();
-        if (!thread) break; // fewer do the same work
-        preparer->threads_.push_back(*std::move(thread));
-    }
+    const auto allowed = std::max(1U, std::min(options.threads, std::thread::hardware_concurrency()));
+    const auto useful = std::min<std::size_t>(allowed, preparer->tasks_.size());
+    preparer->pool_ = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-fill", static_cast<unsigned>(useful)));
+    for (std::size_t i = 0; i < preparer->pool_->count(); ++i)
+        preparer->pool_->post([raw = preparer.get()](std::size_t) { raw->work(); });
     return preparer;
-}
-
-ArenaPreparer::~ArenaPreparer() {
-    cancel();
-    for (auto& thread : threads_) thread.join();
 }
 
 void ArenaPreparer::cancel() noexcept {
@@ -57,13 +42,12 @@ void ArenaPreparer::work() {
     while (!stopped_) {
         const auto index = next_++;
         if (index >= tasks_.size()) return;
-        finish(index, guarded([&] { return fill(tasks_[index], claim); }));
+        finish(tasks_[index], guarded([&] { return fill(tasks_[index], claim); }));
     }
 }
 
 Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& claim) {
     constexpr Bytes k_ahead = 7 * HostArena::k_piece_bytes;
-    if (task.arena->is_ready(task.piece)) return {};
     const auto bytes = task.arena->piece(task.piece).size();
     if (!claim || claim->bytes() < bytes) {
         claim.reset();
@@ -89,16 +73,15 @@ bool ArenaPreparer::pause(Milliseconds time) {
 }
 
 std::string ArenaPreparer::missing() const {
-    Bytes bytes = 0;
-    for (const auto* arena : arenas_) bytes += arena->bytes() - arena->populated_bytes();
-    return format_bytes(bytes);
+    return format_bytes(
+        sum_of(arenas_, [](const HostArena* arena) { return arena->bytes() - arena->populated_bytes(); }));
 }
 
-void ArenaPreparer::finish(std::size_t task, Result<void> result) {
+void ArenaPreparer::finish(const Task& task, Result<void> result) {
     {
         const std::lock_guard lock(mutex_);
         if (result) {
-            ready_[task] = true;
+            task.arena->pieces_[task.piece].is_ready = true;
         } else {
             if (!failure_) failure_ = std::move(result).error();
             stopped_ = true;
@@ -110,20 +93,18 @@ void ArenaPreparer::finish(std::size_t task, Result<void> result) {
 Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
                                  const std::function<Result<void>()>& listen) {
     constexpr Milliseconds k_between{100};
-    const auto first = first_task_.find(&arena);
-    if (first == first_task_.end() || piece >= arena.piece_count())
+    if (std::ranges::find(arenas_, &arena) == arenas_.end() || piece >= arena.piece_count())
         return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
-    const auto task = first->second + piece;
     const model::StepClock::Timed timed(options_.steps, model::Step::await_host);
     std::unique_lock lock(mutex_);
-    const auto is_over = [&] { return ready_[task] || stopped_; };
+    const auto is_over = [&] { return arena.is_ready(piece) || stopped_; };
     while (listen && !changed_.wait_for(lock, k_between, is_over)) {
         lock.unlock();
         GPU_SLEEP_TRY(listen());
         lock.lock();
     }
     changed_.wait(lock, is_over);
-    if (ready_[task]) return {};
+    if (arena.is_ready(piece)) return {};
     if (failure_) return *failure_;
     return make_error(ErrorCode::cancelled, "host memory is no longer needed");
 }

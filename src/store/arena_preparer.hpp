@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/error.hpp"
+#include "base/threads.hpp"
 #include "base/units.hpp"
 #include "model/report.hpp"
 #include "store/host_arena.hpp"
@@ -15,12 +16,10 @@
 #include <condition_variable>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace gpu_sleep::store {
@@ -49,8 +48,8 @@ public:
     /// Takes up no further piece; pieces that are not ready fail.
     void cancel() noexcept;
 
-    /// Cancels, then joins the threads; waits no longer than one piece takes.
-    ~ArenaPreparer();
+    /// Waits no longer than one piece takes.
+    ~ArenaPreparer() { cancel(); }
     ArenaPreparer(const ArenaPreparer&) = delete;
     ArenaPreparer& operator=(const ArenaPreparer&) = delete;
 
@@ -67,22 +66,21 @@ private:
     [[nodiscard]] Result<void> fill(const Task& task, std::optional<HostClaim>& claim);
     /// Waits, unless it is cancelled. Returns whether it is.
     [[nodiscard]] bool pause(Milliseconds time);
-    void finish(std::size_t task, Result<void> result);
+    void finish(const Task& task, Result<void> result);
     [[nodiscard]] std::string missing() const;
 
     const Options options_;
     const std::vector<HostArena*> arenas_;
     // Not changed after start:
-    std::map<const HostArena*, std::size_t> first_task_; ///< of each arena
-    std::vector<Task> tasks_;                            ///< in the order in which they are taken up
-    std::vector<std::thread> threads_;
+    std::vector<Task> tasks_;          ///< pieces that are not ready, in the order in which they are taken up
     std::atomic<std::size_t> next_{0}; ///< task to take up
     std::atomic<bool> stopped_{false}; ///< set with mutex_ held, so that no waiting thread misses it
 
-    std::mutex mutex_; ///< guards all below
+    std::mutex mutex_; ///< guards what follows, but for the threads, and which pieces are ready
     std::condition_variable changed_;
-    std::vector<bool> ready_;      ///< for each task
     std::optional<Error> failure_; ///< of the first piece that failed
+
+    std::unique_ptr<ThreadPool> pool_; ///< ended first
 };
 
 } // namespace gpu_sleep::store

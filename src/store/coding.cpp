@@ -10,7 +10,6 @@
 #include "store/io_queue.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -44,13 +43,11 @@ public:
         auto workers = GPU_SLEEP_TRY(ThreadPool::start("gpu-sleep-pack", threads));
         workers_.resize(workers->count());
         for (const auto& place : places) {
-            if (has_failed_) break;
+            if (failure_.has_failed()) break;
             start(*workers, place);
         }
         pool_.wait_for_all();
-        const std::lock_guard lock(mutex_);
-        if (failure_) return *std::move(failure_);
-        return {};
+        return failure_.result();
     }
 
 private:
@@ -90,7 +87,7 @@ private:
                 if (in_place) source_.release(place);
                 finish(std::move(done), buffer);
             };
-            return put_(place, chunk, put, has_failed_);
+            return put_(place, chunk, put, failure_.has_failed());
         });
         if (given) return;
         if (is_held) source_.release(place);
@@ -100,7 +97,7 @@ private:
     /// In `buffer`, or where it was taken from.
     [[nodiscard]] Result<CodedChunk> encode(Worker& worker, const ChunkPlace& place,
                                             std::span<const std::byte> taken, std::byte* buffer) {
-        if (has_failed_) return make_error(ErrorCode::cancelled, "writing was given up");
+        if (failure_.has_failed()) return make_error(ErrorCode::cancelled, "writing was given up");
         const auto content = GPU_SLEEP_TRY(source_.look_at(place, taken, worker.gathered));
         const auto packed = GPU_SLEEP_TRY(
             worker.encoder.encode(content, {buffer, codec::ChunkEncoder::bound(content.size())}));
@@ -116,11 +113,7 @@ private:
     }
 
     void finish(Result<void> result, std::byte* buffer) noexcept {
-        if (!result) {
-            const std::lock_guard lock(mutex_);
-            if (!failure_) failure_ = std::move(result).error();
-            has_failed_ = true;
-        }
+        if (!result) failure_.note(std::move(result).error());
         pool_.put(buffer); // last: the encoding may go now
     }
 
@@ -128,9 +121,7 @@ private:
     const PutChunk& put_;
     BufferPool& pool_;
     std::vector<Worker> workers_; ///< state of each thread
-    std::atomic<bool> has_failed_{false};
-    std::mutex mutex_; ///< guards failure_
-    std::optional<Error> failure_;
+    FirstFailure failure_;
 };
 
 /// One call of decode_all().

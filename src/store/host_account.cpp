@@ -7,18 +7,14 @@
 #include "base/guard.hpp"
 #include "base/memory.hpp"
 #include "base/process.hpp"
-#include "store/own_file.hpp"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <new>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::store {
 namespace {
@@ -66,27 +62,21 @@ void write_refusal(int file) noexcept {
 
 /// The file, and the turn to change it: that lasts for some microseconds, so whoever has not got it after a
 /// while goes on without it, for its holder may be stopped.
-class HostAccount::Locked {
+class HostAccount::Locked : public LockedFile {
 public:
-    explicit Locked(const std::string& directory) noexcept : file_(open_account(directory)) {
+    explicit Locked(const std::string& directory) noexcept : LockedFile(open_account(directory)) {
         constexpr Milliseconds k_patience{200};
         constexpr Milliseconds k_pause{1};
         const auto deadline = Clock::now() + k_patience;
-        while (file_ && !lock(file_, k_turn_at, 1) && Clock::now() < deadline)
+        while (*this && !store::lock(*this, k_turn_at, 1) && Clock::now() < deadline)
             std::this_thread::sleep_for(k_pause);
     }
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
     /// A child of fork() may have a copy of the descriptor, so its end alone does not unlock the file.
     ~Locked() {
-        if (file_.is_held()) file_.unlock(LockedFile::Holder::descriptor, k_turn_at, 1);
+        if (is_held()) unlock(LockedFile::Holder::descriptor, k_turn_at, 1);
     }
-    [[nodiscard]] const LockedFile* operator->() const noexcept { return &file_; }
-    [[nodiscard]] const LockedFile& operator*() const noexcept { return file_; }
-    [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(file_); }
-
-private:
-    LockedFile file_;
 };
 
 HostAccount::~HostAccount() {
@@ -101,55 +91,50 @@ void HostAccount::look_for_fork() noexcept {
         return;
     }
     if (process_ != 0) own_ = {};
-    anchor_ = nullptr;         // the parent's alone
+    new (&anchor_) Anchor;     // the parent's alone
     new (&holder_) UnsharedFd; // likewise: close_unshared_fds()
     place_.reset();
     process_ = ::getpid();
 }
 
 void HostAccount::leave_place() noexcept {
-    if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_place_bytes);
+    anchor_.reset();
     holder_.reset();
     place_.reset();
 }
 
-void HostAccount::find_place(const Locked& file) noexcept {
-    if (has_place_in(*file)) return;
+void HostAccount::find_place(const LockedFile& file) noexcept {
+    if (has_place_in(file)) return;
     leave_place(); // somebody has removed the file that it was in
     // A descriptor of its own, whose locks last as long as the page is mapped.
     auto holder = open_account(directory_);
-    if (!holder || holder.identity() != file->identity()) return;
+    if (!holder || holder.identity() != file.identity()) return;
     std::size_t place = 0;
     while (place < k_places && !lock(holder, offset_of(place), k_place_bytes)) ++place;
     if (place == k_places) return;
-    void* const anchor = ::mmap(nullptr, k_place_bytes, PROT_NONE, MAP_PRIVATE, holder.get(), 0);
-    if (anchor == MAP_FAILED) return;
-    if (::madvise(anchor, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), MADV_DONTFORK) != 0) {
-        ::munmap(anchor, k_place_bytes);
-        return;
-    }
-    anchor_ = anchor;
+    anchor_ = make_anchor(holder.get());
+    if (!anchor_) return;
     place_ = place;
     file_ = holder.identity();
     if (!lock_lasts(holder.get())) holder_ = UnsharedFd(std::move(holder));
-    write(*file); // over what a killed process has left there, which would count from now on
+    write(file); // over what a killed process has left there, which would count from now on
 }
 
 bool HostAccount::has_place_in(const LockedFile& file) const noexcept {
     return place_ && file.identity() == file_;
 }
 
-HostAccount::Place HostAccount::others(const Locked& file) const noexcept {
+HostAccount::Place HostAccount::others(const LockedFile& file) const noexcept {
     static_assert(sizeof(Place) == k_place_bytes);
     std::array<Place, 128> places{}; // few at a time: the stack may be the program's
     Place all;
-    const auto own = has_place_in(*file) ? *place_ : k_places;
+    const auto own = has_place_in(file) ? *place_ : k_places;
     for (std::size_t first = 0; first < k_places; first += places.size()) {
-        const auto got = ::pread(file->get(), places.data(), sizeof places, offset_of(first));
+        const auto got = ::pread(file.get(), places.data(), sizeof places, offset_of(first));
         const auto count = got < 0 ? 0 : static_cast<std::size_t>(got) / k_place_bytes;
         for (std::size_t i = 0; i < count; ++i) {
             const auto& [held, spare] = places[i];
-            if (held == 0 || own == first + i || !is_held(*file, first + i)) continue;
+            if (held == 0 || own == first + i || !is_held(file, first + i)) continue;
             all.held = sum(all.held, held);
             all.spare = sum(all.spare, std::min(spare, held));
         }
@@ -194,7 +179,7 @@ Result<void> HostAccount::take(Bytes bytes) {
                           "processes already hold {} of the {} allowed to them",
                           format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
     own_.held += bytes;
-    if (file) write(*file);
+    if (file) write(file);
     return {};
 }
 

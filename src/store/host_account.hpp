@@ -77,9 +77,9 @@ private:
         std::uint64_t spare = 0;
     };
     /// What the others hold.
-    [[nodiscard]] Place others(const Locked& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    [[nodiscard]] Place others(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// Finds a place in the file, if this process has none there.
-    void find_place(const Locked& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
+    void find_place(const LockedFile& file) noexcept GPU_SLEEP_REQUIRES(mutex_);
     void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// Whether it has a place in `file`, and not in one that somebody has removed.
     [[nodiscard]] bool has_place_in(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
@@ -91,9 +91,9 @@ private:
     Place own_ GPU_SLEEP_GUARDED_BY(mutex_);
     pid_t process_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     std::optional<std::size_t> place_ GPU_SLEEP_GUARDED_BY(mutex_);
-    void* anchor_ GPU_SLEEP_GUARDED_BY(mutex_) = nullptr; ///< the page, while there is a place
-    FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< in which it is
-    UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< where the page does not hold the lock
+    Anchor anchor_ GPU_SLEEP_GUARDED_BY(mutex_);     ///< while there is a place
+    FileIdentity file_ GPU_SLEEP_GUARDED_BY(mutex_); ///< in which it is
+    UnsharedFd holder_ GPU_SLEEP_GUARDED_BY(mutex_); ///< where the page does not hold the lock
 };
 
 /// What was taken of an account, and is given back at the end. Move-only; used by one thread at a time.

@@ -17,7 +17,6 @@
 #include <emmintrin.h>
 #endif
 
-#include <algorithm>
 #include <cerrno>
 #include <limits>
 #include <utility>
@@ -116,30 +115,23 @@ void copy_past_caches(std::byte* to, std::span<const std::byte> from) noexcept {
 
 } // namespace
 
-template <class Use>
-void HostArena::for_each_run(Use&& use) const {
+bool HostArena::set_access(int access) const noexcept {
     std::span<std::byte> run;
+    bool is_set = true;
     for (const auto& piece : pieces_) {
         const auto pages = whole_pages(piece.memory);
         if (!run.empty() && run.data() + run.size() == pages.data()) {
             run = {run.data(), run.size() + pages.size()};
             continue;
         }
-        if (!run.empty()) use(run);
+        if (!run.empty()) is_set &= store::set_access(run, access);
         run = pages;
     }
-    if (!run.empty()) use(run);
+    return (run.empty() || store::set_access(run, access)) && is_set;
 }
 
 HostArena::HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces)
     : bytes_(bytes), pinner_(pinner), pieces_(std::move(pieces)) {}
-
-void HostArena::add_pieces(std::vector<Piece>& pieces, std::span<std::byte> memory) {
-    for (Bytes at = 0; at < memory.size(); at += k_piece_bytes) {
-        const auto piece = memory.subspan(at, std::min(k_piece_bytes, memory.size() - at));
-        pieces.push_back({.memory = piece, .parts = {{piece}}, .use = {piece.size(), piece.size()}});
-    }
-}
 
 Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner, HostArena* stock) {
     constexpr Bytes k_max_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
@@ -156,7 +148,10 @@ Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner
     for (const int advice : {MADV_DONTFORK, MADV_DONTDUMP, MADV_HUGEPAGE}) ::madvise(data, whole, advice);
     auto arena = guarded([&]() -> Result<std::unique_ptr<HostArena>> {
         std::vector<Piece> pieces(taken);
-        add_pieces(pieces, {data, rest});
+        for (Bytes at = 0; at < rest; at += k_piece_bytes) {
+            const std::span piece(data + at, std::min(k_piece_bytes, rest - at));
+            pieces.push_back({.memory = piece, .parts = {{piece}}, .use = {piece.size(), piece.size()}});
+        }
         return std::unique_ptr<HostArena>(new HostArena(bytes, pinner, std::move(pieces)));
     });
     if (!arena) {
@@ -178,6 +173,7 @@ Result<void> HostArena::grow() {
     pieces_.reserve(pieces_.size() + 1);
     GPU_SLEEP_TRY(more->populate(0));
     more->pin(0);
+    more->note_ready();
     pieces_.push_back(more->take_piece());
     bytes_ += k_piece_bytes;
     populated_bytes_ += k_piece_bytes;
@@ -257,16 +253,12 @@ void HostArena::protect() noexcept {
     struct rlimit limit {};
     const bool is_limited = ::getrlimit(RLIMIT_DATA, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
     if (is_protected_ || is_limited) return;
-    for_each_run([this](std::span<std::byte> run) { is_protected_ |= set_access(run, PROT_NONE); });
+    is_protected_ = true; // as far as it can be
+    set_access(PROT_NONE);
 }
 
 Result<void> HostArena::unprotect() noexcept {
-    bool is_reached = true;
-    if (is_protected_)
-        for_each_run([&](std::span<std::byte> run) {
-            is_reached = is_reached && set_access(run, PROT_READ | PROT_WRITE);
-        });
-    if (!is_reached)
+    if (is_protected_ && !set_access(PROT_READ | PROT_WRITE))
         return errno_error(ErrorCode::out_of_host_memory, errno, "mprotect", "cannot reach kept contents");
     is_protected_ = false;
     return {};
@@ -288,7 +280,6 @@ Result<void> HostArena::populate(std::size_t index) {
     const auto memory = piece(index);
     GPU_SLEEP_TRY(give_pages(memory, true));
     populated_bytes_ += memory.size();
-    pieces_[index].is_ready = true;
     return {};
 }
 
@@ -304,9 +295,9 @@ void HostArena::pin(std::size_t index) noexcept {
     auto& piece = pieces_[index];
     if (std::exchange(piece.was_tried, true)) return;
     // What is out of reach cannot be pinned.
-    if (is_protected_ && !set_access(piece.memory, PROT_READ | PROT_WRITE)) return;
+    if (is_protected_ && !store::set_access(piece.memory, PROT_READ | PROT_WRITE)) return;
     for (auto& part : piece.parts) pin(part);
-    if (is_protected_) static_cast<void>(set_access(piece.memory, PROT_NONE));
+    if (is_protected_) static_cast<void>(store::set_access(piece.memory, PROT_NONE));
 }
 
 bool HostArena::pin_next() noexcept {
@@ -316,18 +307,14 @@ bool HostArena::pin_next() noexcept {
 }
 
 Result<void> HostArena::write(Bytes offset, std::span<const std::byte> from) const {
-    while (!from.empty()) {
-        const auto rest = k_piece_bytes - offset % k_piece_bytes;
-        const auto bytes = std::min<std::size_t>(rest, from.size());
-        auto* const to = at(offset);
+    return for_each_piece({offset, from.size()}, [&](std::size_t, Span part) -> Result<void> {
+        auto* const to = at(part.offset);
         // A part of a page goes with the rest of it.
         auto* const page = to - reinterpret_cast<Bytes>(to) % page_bytes();
-        GPU_SLEEP_TRY(give_pages({page, static_cast<std::size_t>(to + bytes - page)}, false));
-        copy_past_caches(to, from.first(bytes));
-        offset += bytes;
-        from = from.subspan(bytes);
-    }
-    return {};
+        GPU_SLEEP_TRY(give_pages({page, static_cast<std::size_t>(to + part.bytes - page)}, false));
+        copy_past_caches(to, from.subspan(part.offset - offset, part.bytes));
+        return {};
+    });
 }
 
 void HostArena::note_ready() noexcept {
@@ -388,7 +375,7 @@ Bytes HostArena::shrink(std::size_t index, std::span<const Span> needed) {
     left.reserve(most);
     // What is out of reach cannot be pinned again.
     const bool is_reached = is_protected_ && pins_again;
-    if (is_reached && !set_access(piece(index), PROT_READ | PROT_WRITE)) return 0;
+    if (is_reached && !store::set_access(piece(index), PROT_READ | PROT_WRITE)) return 0;
     Bytes dropped = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) {
         const bool is_whole =
@@ -405,7 +392,7 @@ Bytes HostArena::shrink(std::size_t index, std::span<const Span> needed) {
         }
     }
     parts = std::move(left);
-    if (is_reached) static_cast<void>(set_access(piece(index), PROT_NONE));
+    if (is_reached) static_cast<void>(store::set_access(piece(index), PROT_NONE));
     return dropped;
 }
 
@@ -441,9 +428,7 @@ Result<void> HostArena::read(Span span, std::byte* to) const {
 }
 
 Bytes HostArena::held() const noexcept {
-    Bytes sum = 0;
-    for (const auto& piece : pieces_) sum += piece.use.held;
-    return sum;
+    return sum_of(pieces_, [](const Piece& piece) { return piece.use.held; });
 }
 
 bool HostArena::forget(Span span) noexcept {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 namespace gpu_sleep::store {
@@ -120,15 +121,20 @@ public:
     /// Copies `span` to `to`, also while it is out of reach. Errors: io_failed. Source: proc(5).
     [[nodiscard]] Result<void> read(Span span, std::byte* to) const;
     /// Calls `use(piece index, part)` for each part of `span` that lies in one piece: a copy must not cross
-    /// the border of a registration.
-    template <class Use>
-    static void for_each_piece(Span span, Use&& use) {
+    /// the border of a registration. Returns the first error of `use`, after which it is not called, if that
+    /// returns Results.
+    template <class Use, class Returned = std::invoke_result_t<Use, std::size_t, Span>>
+    static Returned for_each_piece(Span span, Use&& use) {
         while (span.bytes > 0) {
             const auto index = static_cast<std::size_t>(span.offset / k_piece_bytes);
-            const auto bytes = std::min(span.bytes, (index + 1) * k_piece_bytes - span.offset);
-            use(index, Span{span.offset, bytes});
-            span = {span.offset + bytes, span.bytes - bytes};
+            const Span part{span.offset, std::min(span.bytes, (index + 1) * k_piece_bytes - span.offset)};
+            span = {part.end(), span.bytes - part.bytes};
+            if constexpr (std::is_void_v<Returned>)
+                use(index, part);
+            else
+                GPU_SLEEP_TRY(use(index, part));
         }
+        return Returned();
     }
 
     // What is needed of it: guarded by whoever keeps contents in it.
@@ -146,7 +152,7 @@ public:
     [[nodiscard]] std::span<std::byte> piece(std::size_t index) const noexcept {
         return pieces_[index].memory;
     }
-    /// Whether the piece has its pages.
+    /// Whether the piece has its pages, and was pinned if it can be.
     [[nodiscard]] bool is_ready(std::size_t index) const noexcept { return pieces_[index].is_ready; }
     /// Copies `from` to the byte `offset` and on, which gets its pages by that, past the processor's caches.
     /// The caller has claimed them. On any thread, for disjoint parts. Errors: out_of_host_memory.
@@ -183,13 +189,11 @@ private:
     };
 
     HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces);
-    /// Adds `memory` in pieces.
-    static void add_pieces(std::vector<Piece>& pieces, std::span<std::byte> memory);
     /// Takes the last piece out.
     [[nodiscard]] Piece take_piece() noexcept;
-    /// Calls `use` for all pieces that lie together, then for the next ones; whole pages of the kernel's.
-    template <class Use>
-    void for_each_run(Use&& use) const;
+    /// Does so for all pieces that lie together at once, then for the next ones. Returns whether it could for
+    /// all.
+    bool set_access(int access) const noexcept;
     /// Errors: out_of_host_memory.
     [[nodiscard]] Result<void> give_pages(std::span<std::byte> memory, bool is_new) const;
     /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:

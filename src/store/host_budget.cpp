@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
 
 namespace gpu_sleep::store {
 
@@ -23,8 +22,7 @@ HostClaim::~HostClaim() {
 }
 
 HostBudget& HostBudget::own() noexcept {
-    static Immortal<HostBudget> s_own;
-    return *s_own;
+    return immortal<HostBudget>();
 }
 
 void HostBudget::begin_anew_in_child() noexcept {

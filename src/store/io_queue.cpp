@@ -16,7 +16,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <utility>
 

@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -24,16 +23,18 @@ namespace {
 
 constexpr std::size_t k_anchor_bytes = 1; // of which the kernel makes a page
 
-/// Holds the file as a descriptor does, but nobody closes it by mistake, and children do not get it.
-void* make_anchor(int fd) noexcept {
-    void* const anchor = ::mmap(nullptr, k_anchor_bytes, PROT_NONE, MAP_PRIVATE, fd, 0);
-    if (anchor == MAP_FAILED) return nullptr;
-    if (::madvise(anchor, k_anchor_bytes, MADV_DONTFORK) == 0) return anchor;
-    ::munmap(anchor, k_anchor_bytes);
-    return nullptr;
+} // namespace
+
+void AnchorRelease::operator()(void* page) const noexcept {
+    ::munmap(page, k_anchor_bytes);
 }
 
-} // namespace
+Anchor make_anchor(int fd) noexcept {
+    void* const page = ::mmap(nullptr, k_anchor_bytes, PROT_NONE, MAP_PRIVATE, fd, 0);
+    Anchor anchor(page == MAP_FAILED ? nullptr : page);
+    if (anchor && ::madvise(page, k_anchor_bytes, MADV_DONTFORK) != 0) anchor.reset();
+    return anchor;
+}
 
 /// Of one descriptor. Never freed, but used again.
 struct UnsharedFd::Note {
@@ -75,7 +76,7 @@ UnsharedFd& UnsharedFd::operator=(UnsharedFd&& other) noexcept {
     if (this == &other) return *this;
     reset();
     LockedFile::operator=(static_cast<LockedFile&&>(other));
-    anchor_ = std::exchange(other.anchor_, nullptr);
+    anchor_ = std::move(other.anchor_);
     note_ = std::exchange(other.note_, nullptr);
     return *this;
 }
@@ -89,7 +90,7 @@ void UnsharedFd::renew(LockedFile file) noexcept {
 void UnsharedFd::reset() noexcept {
     if (is_held()) ::close(get()); // before the note goes: a child in between would keep it
     abandon();                     // and it stays known which file that was
-    if (anchor_ != nullptr) ::munmap(std::exchange(anchor_, nullptr), k_anchor_bytes);
+    anchor_.reset();
     if (note_ != nullptr) note_->fd.store(Note::k_free, std::memory_order_release);
     note_ = nullptr;
 }

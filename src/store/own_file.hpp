@@ -12,10 +12,19 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <memory>
 #include <string_view>
 #include <utility>
 
 namespace gpu_sleep::store {
+
+struct AnchorRelease {
+    void operator()(void* page) const noexcept;
+};
+/// A page of a file that is mapped, and never touched: holds the file, and its locks, as a descriptor does,
+/// but nobody closes it by mistake, and children do not get it. Null if it cannot be mapped.
+using Anchor = std::unique_ptr<void, AnchorRelease>;
+[[nodiscard]] Anchor make_anchor(int fd) noexcept;
 
 /// Owns a descriptor, and notes it for close_unshared_fds(). Close-on-exec is not enough: a child that goes
 /// on in the same program would hold the file's space and its lock long after the parent has let go of both.
@@ -29,7 +38,7 @@ public:
     explicit UnsharedFd(UniqueFd fd) noexcept : UnsharedFd(LockedFile(std::move(fd))) {}
     explicit UnsharedFd(LockedFile file) noexcept;
     UnsharedFd(UnsharedFd&& other) noexcept
-        : LockedFile(static_cast<LockedFile&&>(other)), anchor_(std::exchange(other.anchor_, nullptr)),
+        : LockedFile(static_cast<LockedFile&&>(other)), anchor_(std::move(other.anchor_)),
           note_(std::exchange(other.note_, nullptr)) {}
     UnsharedFd& operator=(UnsharedFd&& other) noexcept;
     ~UnsharedFd() { reset(); }
@@ -47,7 +56,7 @@ private:
     friend void close_unshared_fds() noexcept;
     struct Note;
 
-    void* anchor_ = nullptr; ///< a page of the file that is mapped, and never touched; null if it cannot be
+    Anchor anchor_;
     Note* note_ = nullptr;
 };
 

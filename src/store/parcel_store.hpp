@@ -11,7 +11,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 namespace gpu_sleep::store {

@@ -6,7 +6,6 @@
 
 #include "base/checksum.hpp"
 #include "base/text.hpp"
-#include "store/snapshot_description.hpp"
 
 #include <algorithm>
 #include <array>
@@ -44,6 +43,11 @@ Error damaged(std::string_view what) {
     return make_error(ErrorCode::damaged, "the snapshot is damaged: {}", what);
 }
 
+Bytes row_count(const SnapshotDescription& description) {
+    return sum_of(description.extents,
+                  [](const SnapshotExtent& extent) { return chunk_count(extent.bytes); });
+}
+
 /// Whether the rows are of the extents' chunks, and with the header fill the file without gap or overlap.
 bool holds_together(const SnapshotHeader& header, const std::vector<ChunkPlace>& places) {
     std::vector<std::pair<Bytes, Bytes>> spans; // begin and size
@@ -68,15 +72,14 @@ bool holds_together(const SnapshotHeader& header, const std::vector<ChunkPlace>&
 } // namespace
 
 Bytes header_bytes_of(const SnapshotDescription& description) {
-    Bytes rows = 0;
-    for (const auto& extent : description.extents) rows += chunk_count(extent.bytes);
-    return round_up(k_preamble_bytes + max_json_bytes(description) + rows * sizeof(ChunkRow), k_alignment);
+    return round_up(k_preamble_bytes + max_json_bytes(description) +
+                        row_count(description) * sizeof(ChunkRow),
+                    k_alignment);
 }
 
 Bytes max_file_bytes(const SnapshotDescription& description) {
-    auto bytes = header_bytes_of(description);
-    for (const auto& extent : description.extents) bytes += round_up(extent.bytes, k_alignment);
-    return bytes;
+    const auto takes = [](const SnapshotExtent& extent) { return round_up(extent.bytes, k_alignment); };
+    return header_bytes_of(description) + sum_of(description.extents, takes);
 }
 
 std::vector<std::byte> encode_header(const SnapshotHeader& header) {
@@ -138,8 +141,7 @@ Result<SnapshotHeader> decode_header(std::span<const std::byte> bytes, Bytes fil
     // What is derived below is written into as many bytes.
     if (header_bytes != header_bytes_of(*description)) return damaged("its header has the wrong size");
     rest = rest.subspan(preamble.json_bytes);
-    Bytes rows = 0;
-    for (const auto& extent : description->extents) rows += chunk_count(extent.bytes);
+    const auto rows = row_count(*description);
     if (rows > rest.size() / sizeof(ChunkRow)) return damaged("its header is too small for its contents");
 
     SnapshotHeader header{*std::move(description), {}, header_bytes, file_bytes};

@@ -9,7 +9,6 @@
 #include "store/snapshot_description.hpp"
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 

@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <charconv>
 #include <ctime>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <utility>
@@ -23,9 +22,7 @@
 namespace gpu_sleep::store {
 
 Bytes SnapshotDescription::content_bytes() const noexcept {
-    Bytes sum = 0;
-    for (const auto& extent : extents) sum += extent.bytes;
-    return sum;
+    return sum_of(extents, &SnapshotExtent::bytes);
 }
 
 std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents,

@@ -4,15 +4,10 @@
 
 #include "store/snapshot_directory.hpp"
 
-#include "base/files.hpp"
-#include "base/process.hpp"
-#include "store/own_file.hpp"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -98,21 +93,15 @@ Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::
     return fd;
 }
 
-/// The names in a directory that are snapshots'.
-Result<std::vector<SnapshotName>> list(const SnapshotDirectory& directory) {
+/// The names in a directory that are snapshots', if they are `wanted`.
+template <class Wanted>
+Result<std::vector<SnapshotName>> list_if(const SnapshotDirectory& directory, const Wanted& wanted) {
     UniqueFd anew;
     const auto entries = names_in(directory.fd(anew), std::numeric_limits<std::size_t>::max());
     if (!entries) return file_error(entries.error().driver_status, entries.error().where, directory.path());
     std::vector<SnapshotName> names;
     for (const auto& entry : *entries)
-        if (const auto name = SnapshotName::parse(entry)) names.push_back(*name);
-    return names;
-}
-
-template <class Wanted>
-Result<std::vector<SnapshotName>> list_if(const SnapshotDirectory& directory, const Wanted& wanted) {
-    auto names = list(directory);
-    if (names) std::erase_if(*names, [&](const SnapshotName& name) { return !wanted(name); });
+        if (const auto name = SnapshotName::parse(entry); name && wanted(*name)) names.push_back(*name);
     return names;
 }
 

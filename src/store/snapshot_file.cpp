@@ -5,7 +5,6 @@
 #include "store/snapshot_file.hpp"
 
 #include "base/files.hpp"
-#include "store/own_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -123,7 +122,7 @@ Result<SnapshotFile::Stamp> SnapshotFile::stamp_of(int fd, const SnapshotDirecto
 }
 
 Result<void> SnapshotFile::leave() {
-    if (is_left()) return {};
+    if (as_left_) return {};
     GPU_SLEEP_TRY(check_held());
     as_left_ = GPU_SLEEP_TRY(stamp_of(fd_.get(), *directory_));
     fd_.reset();
@@ -132,7 +131,7 @@ Result<void> SnapshotFile::leave() {
 }
 
 Result<void> SnapshotFile::take_up(const std::shared_ptr<const SnapshotDirectory>& directory) {
-    if (!is_left()) return {};
+    if (!as_left_) return {};
     auto fd = GPU_SLEEP_TRY(open_by_name(*directory));
     const auto stamp = GPU_SLEEP_TRY(stamp_of(fd.get(), *directory));
     if (stamp != *as_left_)

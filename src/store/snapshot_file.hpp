@@ -61,7 +61,6 @@ public:
     /// The same, with its directory, and notes how it is left: take_up() alone may be called then. Errors:
     /// io_failed (it is still open).
     [[nodiscard]] Result<void> leave();
-    [[nodiscard]] bool is_left() const noexcept { return as_left_.has_value(); }
     /// Opens and locks it again, if `directory` is its own, and nobody has written to it, renamed or replaced
     /// it since leave(): by its inode, size, and times of change. Errors: io_failed, not_permitted (it is
     /// still left).
@@ -93,9 +92,9 @@ private:
 
     std::shared_ptr<const SnapshotDirectory> directory_;
     SnapshotName name_;
-    std::string text_; ///< of the name: it is removed though there be no memory to make it
-    UnsharedFd fd_;    ///< empty once it was let stay or left, or moved from
-    std::optional<Stamp> as_left_;
+    std::string text_;             ///< of the name: it is removed though there be no memory to make it
+    UnsharedFd fd_;                ///< empty once it was let stay or left, or moved from
+    std::optional<Stamp> as_left_; ///< while it is left
 };
 
 /// Makes `fd` use direct I/O (O_DIRECT) from here on, in whole pages from and to whole pages of memory.

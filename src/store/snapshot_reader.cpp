@@ -6,7 +6,6 @@
 
 #include "base/guard.hpp"
 #include "base/text.hpp"
-#include "store/io_queue.hpp"
 #include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
 
@@ -19,25 +18,15 @@
 namespace gpu_sleep::store {
 namespace {
 
-/// The front of an open file, which may pass by the page cache: what is read from it goes to whole pages.
-class Front {
-public:
-    /// Errors: damaged (the file is shorter), io_failed, out_of_host_memory.
-    [[nodiscard]] static Result<Front> read(int fd, Bytes bytes) {
-        auto memory = GPU_SLEEP_TRY(BufferPool::create(1, static_cast<std::size_t>(bytes)));
-        auto* const data = memory->take();
-        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, data, static_cast<std::size_t>(bytes), 0));
-        return Front(std::move(memory), {data, static_cast<std::size_t>(bytes)});
-    }
-    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
-
-private:
-    Front(std::unique_ptr<BufferPool> memory, std::span<const std::byte> bytes)
-        : memory_(std::move(memory)), bytes_(bytes) {}
-
-    std::unique_ptr<BufferPool> memory_;
-    std::span<const std::byte> bytes_;
-};
+/// The front of an open file, which may pass by the page cache: it goes to whole pages. Errors: damaged (the
+/// file is shorter), io_failed, out_of_host_memory.
+Result<Pages> read_front(int fd, Bytes bytes) {
+    auto front = Pages::map(static_cast<std::size_t>(bytes));
+    if (!front)
+        return make_error(ErrorCode::out_of_host_memory, "no host memory for the header of a snapshot");
+    GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, front.bytes().data(), front.bytes().size(), 0));
+    return front;
+}
 
 Result<Bytes> size_of(int fd) {
     struct stat status = {};
@@ -51,9 +40,9 @@ Result<Bytes> size_of(int fd) {
 
 Result<SnapshotHeader> read_header(int fd) {
     const auto file_bytes = GPU_SLEEP_TRY(size_of(fd));
-    const auto page = GPU_SLEEP_TRY(Front::read(fd, k_alignment));
+    const auto page = GPU_SLEEP_TRY(read_front(fd, k_alignment));
     const auto bytes = GPU_SLEEP_TRY(read_preamble(page.bytes().first<k_preamble_bytes>(), file_bytes));
-    const auto header = GPU_SLEEP_TRY(Front::read(fd, bytes));
+    const auto header = GPU_SLEEP_TRY(read_front(fd, bytes));
     return decode_header(header.bytes(), file_bytes);
 }
 
@@ -63,7 +52,7 @@ Result<void> compare_header(int fd, const SnapshotHeader& written) {
     if (file_bytes != written.file_bytes)
         return make_error(ErrorCode::damaged, "the snapshot is damaged: it has {} of {}",
                           counted(file_bytes, "byte"), written.file_bytes);
-    const auto front = GPU_SLEEP_TRY(Front::read(fd, written.header_bytes));
+    const auto front = GPU_SLEEP_TRY(read_front(fd, written.header_bytes));
     const auto header = encode_header(written);
     if (!std::equal(header.begin(), header.end(), front.bytes().begin(), front.bytes().end()))
         return make_error(ErrorCode::damaged,
@@ -81,9 +70,6 @@ Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
 
 } // namespace
 
-SnapshotReader::SnapshotReader(const SnapshotFile& file, SnapshotHeader header)
-    : fd_(file.fd()), file_(&file), header_(std::move(header)) {}
-
 Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
     auto fd = GPU_SLEEP_TRY(open_snapshot(path));
     return open(std::move(fd));
@@ -92,30 +78,29 @@ Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
 Result<SnapshotReader> SnapshotReader::open(UniqueFd fd) {
     use_direct_io(fd.get()); // nobody reads it twice
     auto header = GPU_SLEEP_TRY(guarded([&] { return read_header(fd.get()); }));
-    const int number = fd.get();
-    return SnapshotReader(std::move(fd), number, std::move(header));
+    return SnapshotReader(std::move(fd), nullptr, std::move(header));
 }
 
 Result<SnapshotReader> SnapshotReader::open(const SnapshotFile& file, const SnapshotHeader& written) {
     return guarded([&]() -> Result<SnapshotReader> {
         GPU_SLEEP_TRY(file.check_held());
         GPU_SLEEP_TRY(compare_header(file.fd(), written));
-        return SnapshotReader(file, written);
+        return SnapshotReader(UniqueFd(), &file, written);
     });
 }
 
 Result<GetChunk> SnapshotReader::chunks(const SnapshotReadOptions& options) const {
-    std::shared_ptr<IoQueue> own;
-    if (options.queue == nullptr)
-        own = GPU_SLEEP_TRY(
-            open_io_queue(options.io, uses_direct_io(fd_) ? IoUse::direct : IoUse::cached_reads));
-    return GetChunk([this, own, queue = own ? own.get() : options.queue](
-                        const ChunkPlace& place, std::byte* to,
-                        std::function<void(Result<CodedChunk>)> done) -> Result<void> {
+    const int fd = file_ ? file_->fd() : own_.get();
+    auto queue = options.queue;
+    if (!queue)
+        queue = GPU_SLEEP_TRY(
+            open_io_queue(options.io, uses_direct_io(fd) ? IoUse::direct : IoUse::cached_reads));
+    return GetChunk([this, queue, fd](const ChunkPlace& place, std::byte* to,
+                                      std::function<void(Result<CodedChunk>)> done) -> Result<void> {
         if (file_ != nullptr) GPU_SLEEP_TRY(file_->check_held());
         const auto& row = header_.rows[place.number];
         const CodedChunk chunk{row.shape, row.used_bytes, row.checksum, {to, row.stored_bytes}};
-        queue->submit({IoRequest::Kind::read, fd_, to, row.stored_bytes, row.offset,
+        queue->submit({IoRequest::Kind::read, fd, to, row.stored_bytes, row.offset,
                        [chunk, done = std::move(done)](Result<void> read) {
                            if (read)
                                done(chunk);

@@ -19,7 +19,7 @@ class SnapshotFile;
 
 struct SnapshotReadOptions : CodingOptions {
     IoKind io = IoKind::automatic;
-    IoQueue* queue = nullptr; ///< used instead of one of its own
+    std::shared_ptr<IoQueue> queue{}; ///< used instead of one of its own
     /// Which extents to read, by number; all if there is none.
     std::vector<std::size_t> extents;
 };
@@ -49,13 +49,11 @@ public:
     [[nodiscard]] Result<GetChunk> chunks(const SnapshotReadOptions& options = {}) const;
 
 private:
-    SnapshotReader(UniqueFd own, int fd, SnapshotHeader header)
-        : own_(std::move(own)), fd_(fd), header_(std::move(header)) {}
-    SnapshotReader(const SnapshotFile& file, SnapshotHeader header);
+    SnapshotReader(UniqueFd own, const SnapshotFile* file, SnapshotHeader header)
+        : own_(std::move(own)), file_(file), header_(std::move(header)) {}
 
-    UniqueFd own_; ///< empty where somebody else holds the file open
-    int fd_;
-    const SnapshotFile* file_ = nullptr; ///< that somebody else
+    UniqueFd own_;             ///< empty where somebody else holds the file open
+    const SnapshotFile* file_; ///< that somebody else, or null
     SnapshotHeader header_;
 };
 

@@ -8,7 +8,6 @@
 #include "driver/block_coder.hpp"
 #include "driver/context.hpp"
 #include "driver/device_session.hpp"
-#include "driver/mapped_buffer.hpp"
 #include "support/blocks.hpp"
 
 #include <CLI/CLI.hpp>
@@ -205,7 +204,7 @@ public:
         std::vector<FingerprintBlock> parts;
         for (std::size_t i = 0; i < blocks_; ++i)
             parts.push_back({from + i * k_block, k_block, returned_.address() + i * k_block});
-        if (!session_.copy_and_fingerprint(parts)) fail("copying by a kernel failed");
+        if (!session_.fingerprint(parts)) fail("copying by a kernel failed");
         check(session_.synchronize());
     }
 

@@ -244,7 +244,7 @@ TEST_CASE("Coded: memory that has changed since it was measured is not taken for
     save.lay_out();
     REQUIRE(save.begin());
     const sleep::Control control;
-    contents::ProgressCounter progress(control, save.moved(0));
+    contents::ProgressCounter progress(control, save.figures(0).moved);
     const auto taken = save.take(**session, progress);
     REQUIRE_FALSE(taken);
     CHECK(taken.error().code == ErrorCode::refused);

@@ -6,7 +6,6 @@
 #include "driver/block_coder.hpp"
 #include "driver/context.hpp"
 #include "driver/device_session.hpp"
-#include "driver/mapped_buffer.hpp"
 
 #include "support/block_encoder.hpp"
 #include "support/blocks.hpp"

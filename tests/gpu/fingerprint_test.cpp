@@ -149,7 +149,7 @@ TEST_CASE("Fingerprint kernel: copies what it reads", "[gpu_fingerprint]") {
                     expected.begin() + static_cast<std::ptrdiff_t>(at));
         at += k_block + 4096;
     }
-    const auto found = device.session().copy_and_fingerprint(blocks);
+    const auto found = device.session().fingerprint(blocks);
     REQUIRE(found);
     REQUIRE(device.session().synchronize());
     const auto key = process_fingerprint_key();

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "base/guard.hpp"
+#include "store/file_store.hpp"
 #include "store/snapshot_reader.hpp"
-#include "store/snapshot_writer.hpp"
 #include "support/catch.hpp"
 #include "support/weights.hpp"
 

@@ -41,16 +41,17 @@ model::SleepRequest request(Level level) {
     return made;
 }
 
-/// Where nothing can be put right from outside.
-Result<sleep::SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request) {
-    return sleep::plan_sleep(
-        ledger, request, [](contents::Number) { return false; },
-        [](contents::Number, model::Store store) { return store == model::Store::file; });
+/// All is in host memory, where nothing can be put right from outside.
+bool is_not_in_host_memory(contents::Number /*range*/, model::Store asked) {
+    return asked != model::Store::host;
 }
 
-/// The same.
+Result<sleep::SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& request) {
+    return sleep::plan_sleep(ledger, request, is_not_in_host_memory);
+}
+
 Result<sleep::WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request) {
-    return sleep::plan_wake(ledger, request, [](contents::Number) { return false; });
+    return sleep::plan_wake(ledger, request, is_not_in_host_memory);
 }
 
 } // namespace

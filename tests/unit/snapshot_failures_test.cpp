@@ -167,11 +167,11 @@ TEST_CASE("Snapshots: reads that are slow come in order, and one that fails ends
         contents.delivered.clear();
         Result<void> done;
         {
-            BadDisk disk(**queue, i);
+            const auto disk = std::make_shared<BadDisk>(**queue, i);
             const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
             REQUIRE(reader);
             auto options = small_read();
-            options.queue = &disk;
+            options.queue = disk;
             done = reader->read(contents, options);
         }
         CHECK(contents.delivered.size() == i); // all before it, and no more

@@ -38,9 +38,9 @@ TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "
     const auto queue = open_io_queue();
     REQUIRE(queue);
     for (std::size_t i = 0; i < places_of(contents.description.extents).size(); ++i) {
-        FullDisk disk(**queue, i);
+        const auto disk = std::make_shared<FullDisk>(**queue, i);
         auto options = small_write();
-        options.queue = &disk;
+        options.queue = disk;
         const auto snapshot = test::try_to_write(directory, contents, options);
         CHECK(snapshot.error().code == ErrorCode::out_of_disk);
         CHECK(contents.is_quiet());

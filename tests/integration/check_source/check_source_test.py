@@ -40,7 +40,7 @@ class CheckSource(unittest.TestCase):
 
     def test_dependencies(self):
         for path, header in (("src/base/x.hpp", "model/model.hpp"), ("src/model/x.hpp", "driver/api.hpp"),
-                             ("src/ledger/x.cpp", "contents/block.hpp"), ("src/store/x.cpp", "sleep/plan.hpp"),
+                             ("src/ledger/x.cpp", "contents/batch.hpp"), ("src/store/x.cpp", "sleep/plan.hpp"),
                              ("src/contents/x.cpp", "ledger/ledger.hpp"), ("src/sleep/x.cpp", "store/host_arena.hpp"),
                              ("src/protocol/x.cpp", "ledger/ledger.hpp"), ("cli/x.cpp", "driver/api.hpp"),
                              ("agent/gate/x.cpp", "program_memory/program_memory.hpp"),
