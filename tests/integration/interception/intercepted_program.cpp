@@ -20,7 +20,6 @@
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
-#include <random>
 #include <stop_token>
 #include <system_error>
 #include <thread>
@@ -35,9 +34,7 @@ struct Program {
     CUstream capture = nullptr; ///< captured in
     CUmodule module = nullptr;
     CUgraphExec graph = nullptr;
-    std::deque<Memory> memories;     ///< a freed one keeps its number and has no address
-    std::vector<std::string> served; ///< what each held when it was filled, by do_serve() or since
-    std::mt19937_64 random;
+    std::deque<Memory> memories; ///< a freed one keeps its number and has no address
 };
 
 Program& program() {
@@ -95,52 +92,15 @@ Answer do_allocate(Words& words) {
     return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
 }
 
-/// Random bytes, by a kernel, or by a copy into an array; then the hash.
-Answer fill(const Memory& which, std::uint64_t seed) {
+/// fill NUMBER SEED: random bytes, by a kernel, or by a copy into an array; then the hash
+Answer do_fill(Memory& which, Words& words) {
+    const auto seed = next<std::uint64_t>(words);
     const auto count = std::uint64_t{which.bytes / sizeof(std::uint64_t)};
     if (which.array)
         GPU_SLEEP_TRY(fill_array(which, seed));
     else
         GPU_SLEEP_TRY(launch(program().module, k_noise_kernel, program().stream, which.address, count, seed));
     return hash_of(which);
-}
-
-/// fill NUMBER SEED
-Answer do_fill(Memory& which, Words& words) {
-    return fill(which, next<std::uint64_t>(words));
-}
-
-/// serve COUNT BYTES SEED: fills so many memories; from then on it answers `work`
-Answer do_serve(Words& words) {
-    GPU_SLEEP_TRY(start());
-    auto& all = program();
-    const auto count = next<std::size_t>(words);
-    const auto bytes = next<std::size_t>(words);
-    all.random.seed(next<std::uint64_t>(words));
-    while (all.served.size() < count) {
-        auto made = allocate("plain", bytes, all.stream);
-        if (!made) return made.error();
-        all.memories.push_back(*std::move(made));
-        auto hash = fill(all.memories.back(), all.random());
-        if (!hash) return hash;
-        all.served.push_back(*std::move(hash));
-    }
-    return std::string();
-}
-
-/// work: compares all that it serves, and fills one anew
-Answer do_work(Words&) {
-    auto& all = program();
-    for (std::size_t i = 0; i < all.served.size(); ++i) {
-        auto hash = hash_of(all.memories[i]);
-        if (!hash) return hash;
-        if (*hash != all.served[i]) return make_error(ErrorCode::damaged, "memory {} is another", i);
-    }
-    const auto anew = all.random() % all.served.size();
-    auto hash = fill(all.memories[anew], all.random());
-    if (!hash) return hash;
-    all.served[anew] = *std::move(hash);
-    return std::string();
 }
 
 /// launch NUMBER INCREMENT: adds it to every 32-bit word, by a kernel; then the hash
@@ -527,8 +487,6 @@ const Commands& commands() {
          }},
         {"alloc", do_allocate},
         {"fill", about(memory, do_fill)},
-        {"serve", do_serve},
-        {"work", do_work},
         {"hash", about(memory, [](Memory& which, Words&) { return hash_of(which); })},
         {"launch", about(memory, do_launch)},
         {"copy", about_two(memory, do_copy)},
