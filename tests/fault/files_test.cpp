@@ -7,6 +7,7 @@
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"
 #include "support/files_of.hpp"
+#include "support/not_copied.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -44,13 +45,11 @@ struct ThreeFiles {
 };
 
 /// A file that is not in its place while this exists, so that it cannot be renamed there.
-class Away {
+class Away : NotCopied {
 public:
     Away(const ThreeFiles& all, const fs::path& file) : file_(file), away_(all.scratch.file("away")) {
         fs::rename(file_, away_);
     }
-    Away(const Away&) = delete;
-    Away& operator=(const Away&) = delete;
     ~Away() {
         std::error_code ignored;
         fs::rename(away_, file_, ignored);

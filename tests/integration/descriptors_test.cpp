@@ -6,6 +6,7 @@
 #include "empty_tmp.hpp"
 #include "peer.hpp"
 #include "place.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/resource.h>
 
@@ -17,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// While it lives, the host has no descriptor left.
-class AllUsed {
+class AllUsed : NotCopied {
 public:
     explicit AllUsed(Host& host) : host_(host) {
         constexpr rlim_t k_few = 64;
@@ -28,8 +29,6 @@ public:
         pause_for(Milliseconds(200)); // the last command's connection is closed after its answer
         host_.tell("use_descriptors");
     }
-    AllUsed(const AllUsed&) = delete;
-    AllUsed& operator=(const AllUsed&) = delete;
     ~AllUsed() {
         ::prlimit(host_.pid(), RLIMIT_NOFILE, &before_, nullptr);
         host_.tell("leave_descriptors");

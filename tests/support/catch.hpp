@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
+
 #if __has_include(<catch2/catch_test_macros.hpp>)
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
@@ -83,15 +85,13 @@ inline void skip_without_right(const std::string& right) {
 
 /// The one way in which tests get a directory: made empty under `parent`, with mode 0700, and removed with
 /// all that is in it at the end.
-class Scratch {
+class Scratch : NotCopied {
 public:
     explicit Scratch(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
         auto name = (parent / "gpu-sleep-test-XXXXXX").string();
         REQUIRE(::mkdtemp(name.data()) != nullptr);
         path_ = name;
     }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
     ~Scratch() {
         std::error_code ignored;
         std::filesystem::remove_all(path_, ignored);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 #include "support/process.hpp"
 #include "support/sanitized.hpp"
 
@@ -47,13 +48,11 @@ protected:
 
 /// A running host program. At its end it must end by itself, without a complaint of a sanitizer, unless the
 /// test ended it. host_program.cpp has what it may be asked.
-class Host : public Controlled {
+class Host : NotCopied, public Controlled {
 public:
     explicit Host(Arguments environment = {}, Arguments prefix = {});
     /// A host started in any other way.
     explicit Host(const Launch& launch);
-    Host(const Host&) = delete;
-    Host& operator=(const Host&) = delete;
     ~Host();
 
     /// The whole answer to `line`, "ok ..." or "error ...".

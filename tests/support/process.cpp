@@ -3,6 +3,7 @@
 // Spawning, pipes, and reading JSON.
 
 #include "support/process.hpp"
+#include "support/not_copied.hpp"
 
 #include "base/files.hpp"
 
@@ -38,15 +39,13 @@ Pipe make_pipe() {
 }
 
 /// While it lives, a write to a program that has ended is an error and does not end this one.
-class NoPipeSignal {
+class NoPipeSignal : NotCopied {
 public:
     NoPipeSignal() noexcept {
         ::sigemptyset(&signal_);
         ::sigaddset(&signal_, SIGPIPE);
         ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);
     }
-    NoPipeSignal(const NoPipeSignal&) = delete;
-    NoPipeSignal& operator=(const NoPipeSignal&) = delete;
     ~NoPipeSignal() {
         constexpr timespec k_now{};
         while (::sigtimedwait(&signal_, nullptr, &k_now) < 0 && errno == EINTR) {

@@ -6,6 +6,7 @@
 #include "control/checkpoint_record.hpp"
 
 #include "client/gpu_queue.hpp"
+#include "support/not_copied.hpp"
 #include "support/other_user.hpp"
 
 #include <sys/resource.h>
@@ -40,11 +41,9 @@ bool has_room(const CheckpointRecord& record, std::vector<client::GpuQueue>& lin
 }
 
 /// What processes of this user leave in /tmp.
-struct OwnersPlace {
+struct OwnersPlace : NotCopied {
     std::string path = agent_directory(k_one_user);
     OwnersPlace() { std::filesystem::remove_all(path); }
-    OwnersPlace(const OwnersPlace&) = delete;
-    OwnersPlace& operator=(const OwnersPlace&) = delete;
     ~OwnersPlace() { std::filesystem::remove_all(path); }
 };
 

@@ -4,6 +4,7 @@
 
 #include "gate_fixture.hpp"
 #include "support/failing_new.hpp"
+#include "support/not_copied.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
@@ -12,14 +13,12 @@ using gate::Touch;
 namespace {
 
 /// While it lives, all seats that nobody has are somebody's.
-class AllSeatsTaken {
+class AllSeatsTaken : NotCopied {
 public:
     AllSeatsTaken() {
         for (auto* seat = gate::Seats::first(); seat; seat = seat->next)
             if (!seat->taken.exchange(true)) taken_.push_back(seat);
     }
-    AllSeatsTaken(const AllSeatsTaken&) = delete;
-    AllSeatsTaken& operator=(const AllSeatsTaken&) = delete;
     ~AllSeatsTaken() {
         for (auto* const seat : taken_) seat->taken = false;
     }

@@ -4,6 +4,7 @@
 
 #include "gate_fixture.hpp"
 #include "support/broken_error.hpp"
+#include "support/not_copied.hpp"
 
 #include <csetjmp>
 #include <numeric>
@@ -42,7 +43,7 @@ template <class Body>
 }
 
 /// Handles SIGUSR1 while it lives.
-class Handler {
+class Handler : NotCopied {
 public:
     explicit Handler(void (*handler)(int), int flags = 0) {
         struct sigaction action {};
@@ -50,8 +51,6 @@ public:
         action.sa_flags = flags;
         REQUIRE(::sigaction(SIGUSR1, &action, &before_) == 0);
     }
-    Handler(const Handler&) = delete;
-    Handler& operator=(const Handler&) = delete;
     ~Handler() { ::sigaction(SIGUSR1, &before_, nullptr); }
 
 private:

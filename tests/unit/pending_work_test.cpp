@@ -5,6 +5,7 @@
 #include "intercepted/pending_work.hpp"
 
 #include "support/failing_new.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep;
@@ -48,7 +49,7 @@ std::vector<CUevent> take_events_of(CUcontext context) {
 }
 
 /// A context of the test's own, current only while it is made.
-class OwnContext {
+class OwnContext : test::NotCopied {
 public:
     explicit OwnContext(unsigned flags = 0) {
         CUctxCreateParams parameters{};
@@ -56,8 +57,6 @@ public:
         CUcontext popped = nullptr;
         REQUIRE(cuCtxPopCurrent(&popped) == CUDA_SUCCESS);
     }
-    OwnContext(const OwnContext&) = delete;
-    OwnContext& operator=(const OwnContext&) = delete;
     ~OwnContext() {
         take_events_of(handle); // they go with it
         cuCtxDestroy(handle);

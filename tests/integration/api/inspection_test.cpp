@@ -4,6 +4,7 @@
 // for a callback, where it names what is awake alone.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep;
@@ -263,7 +264,7 @@ void check_answers(const std::vector<CUresult>& awake, const std::vector<CUresul
 }
 
 /// Two tags of memory, whose words are neither zero nor negative.
-struct TwoTags {
+struct TwoTags : NotCopied {
     Gpu gpu{0};
     TaggedMemory weights{"weights", k_tag_bytes};
     TaggedMemory cache{"kv_cache", k_tag_bytes};
@@ -279,8 +280,6 @@ struct TwoTags {
         CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
         CHECK(sim_fault_counts().illegal_accesses == 0);
     }
-    TwoTags(const TwoTags&) = delete;
-    TwoTags& operator=(const TwoTags&) = delete;
 };
 
 void sleep_checked(const char* tags) {
@@ -288,7 +287,7 @@ void sleep_checked(const char* tags) {
 }
 
 /// A graph of one node, instantiated.
-class OneNode {
+class OneNode : NotCopied {
 public:
     template <class Add>
     explicit OneNode(Add&& add) {
@@ -296,8 +295,6 @@ public:
         check(add(&node_, graph_));
         check(cuGraphInstantiate(&executable_, graph_, 0));
     }
-    OneNode(const OneNode&) = delete;
-    OneNode& operator=(const OneNode&) = delete;
     ~OneNode() {
         CHECK(cuGraphExecDestroy(executable_) == CUDA_SUCCESS);
         CHECK(cuGraphDestroy(graph_) == CUDA_SUCCESS);

@@ -4,6 +4,7 @@
 
 #include "callbacks.hpp"
 #include "support/files_of.hpp"
+#include "support/not_copied.hpp"
 #include "support/sanitized.hpp"
 #include "support/simulated_driver/testing.hpp"
 
@@ -35,12 +36,10 @@ std::string kept_on_gpu(const std::string& field) {
 }
 
 /// As PyTorch calls it; freed at the end.
-class TorchMemory {
+class TorchMemory : NotCopied {
 public:
     explicit TorchMemory(ssize_t bytes)
         : pointer_(gpu_sleep_torch_malloc(bytes, 0, nullptr)), bytes_(bytes) {}
-    TorchMemory(const TorchMemory&) = delete;
-    TorchMemory& operator=(const TorchMemory&) = delete;
     ~TorchMemory() { gpu_sleep_torch_free(pointer_, bytes_, 0, nullptr); }
 
     [[nodiscard]] bool is_null() const noexcept { return pointer_ == nullptr; }

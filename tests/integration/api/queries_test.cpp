@@ -3,6 +3,7 @@
 // Questions about memory that sleeps, or is on its way: they wait for nobody.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep;
@@ -23,7 +24,7 @@ long long access(CUdeviceptr address, int device) {
 }
 
 /// Sleeps on a thread of its own, slowly.
-class SlowSleep {
+class SlowSleep : NotCopied {
 public:
     SlowSleep() {
         const auto calls = sim_calls(k_copy);
@@ -31,8 +32,6 @@ public:
         done_ = std::async(std::launch::async, [] { return gpu_sleep_sleep(1, nullptr, 0); });
         while (sim_calls(k_copy) == calls) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    SlowSleep(const SlowSleep&) = delete;
-    SlowSleep& operator=(const SlowSleep&) = delete;
     ~SlowSleep() { sim_clear(); }
 
     [[nodiscard]] bool goes_on() const { return waits(done_); }

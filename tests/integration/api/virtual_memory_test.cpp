@@ -3,6 +3,7 @@
 // The program's own virtual memory: what keeps it on the GPU, and what does not.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep;
@@ -22,7 +23,7 @@ std::size_t bytes_that_sleep() {
 constexpr auto k_part = sim::testing::k_granularity;
 
 /// Three parts of addresses, of which the first and the last are mapped.
-class Holed {
+class Holed : NotCopied {
 public:
     Holed() {
         check(cuMemAddressReserve(&begin, bytes, 0, 0, 0));
@@ -33,8 +34,6 @@ public:
             check(cuMemRelease(handle));
         }
     }
-    Holed(const Holed&) = delete;
-    Holed& operator=(const Holed&) = delete;
     ~Holed() {
         CHECK(cuMemUnmap(begin, bytes) == CUDA_SUCCESS);
         CHECK(cuMemAddressFree(begin, bytes) == CUDA_SUCCESS);

@@ -4,6 +4,7 @@
 
 #include "deep_machine.hpp"
 
+#include "support/not_copied.hpp"
 #include "support/other_user.hpp"
 #include "support/tree.hpp"
 
@@ -51,7 +52,7 @@ void check_wakes_by_itself(DeepMachine& machine) {
 }
 
 /// While it lives, the threads of the process stand still, all but the first: the simulated driver's own.
-class Frozen {
+class Frozen : NotCopied {
 public:
     explicit Frozen(pid_t pid) {
         for (const auto& entry : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
@@ -63,8 +64,6 @@ public:
             threads_.push_back(thread);
         }
     }
-    Frozen(const Frozen&) = delete;
-    Frozen& operator=(const Frozen&) = delete;
     ~Frozen() {
         for (const auto thread : threads_) ::ptrace(PTRACE_DETACH, thread, nullptr, nullptr);
     }

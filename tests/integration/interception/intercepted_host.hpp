@@ -42,8 +42,6 @@ class Captured : public Host {
 public:
     explicit Captured(const Way& way, Arguments variables = {})
         : Host(captured_launch(way, std::move(variables))) {}
-    Captured(const Captured&) = delete;
-    Captured& operator=(const Captured&) = delete;
     ~Captured();
 };
 

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/checkpoint_gate.hpp"
 #include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/entry_points.hpp"
@@ -57,12 +58,10 @@ CUresult begin_life();
 CUresult current_context(Driver& driver, std::shared_ptr<Context>& context);
 
 /// Marks the calling thread as running a host function, from which no driver function may be called.
-class HostFunctionScope {
+class HostFunctionScope : test::NotCopied {
 public:
     HostFunctionScope() noexcept;
     ~HostFunctionScope();
-    HostFunctionScope(const HostFunctionScope&) = delete;
-    HostFunctionScope& operator=(const HostFunctionScope&) = delete;
 };
 
 /// CUDA_SUCCESS, or CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when captures under way forbid an unsafe call to
