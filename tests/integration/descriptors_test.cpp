@@ -150,10 +150,10 @@ TEST_CASE("Descriptors: a daemon's child finds those free that it had closed", "
 TEST_CASE("Descriptors: a directory whose name nobody can guess is gone with the last socket in it",
           "[descriptors]") {
     if (!has_empty_tmp()) return;
-    const auto ended = run(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && { echo 'alloc weights 4096 0'; "
-                                          "until [ -e /tmp/gpu-sleep-0.*/*.sock ]; do sleep 0.02; done; } | "
-                                          "\"$0\"; ls /tmp"));
-    CHECK(succeeded(ended));
-    CHECK_THAT(ended.out, mentions("gpu-sleep-0\n"));
-    CHECK_THAT(ended.out, !mentions("gpu-sleep-0."));
+    const auto done =
+        ended(run(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && { echo 'alloc weights 4096 0'; "
+                                 "until [ -e /tmp/gpu-sleep-0.*/*.sock ]; do sleep 0.02; done; } | "
+                                 "\"$0\"; ls /tmp")));
+    CHECK_THAT(done.out, mentions("gpu-sleep-0\n"));
+    CHECK_THAT(done.out, !mentions("gpu-sleep-0."));
 }

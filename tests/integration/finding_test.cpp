@@ -128,9 +128,7 @@ TEST_CASE("Finding: a process in namespaces of its own is found by its pid outsi
     const auto pid = listed.json("/processes/0/pid");
     CHECK(pid != std::to_string(container.pid()));
 
-    const auto slept = sleep_process(pid);
-    REQUIRE(slept.status == 0);
-    CHECK(slept.json("/processes/0/pid") == pid);
+    CHECK(ended(sleep_process(pid)).json("/processes/0/pid") == pid);
     CHECK(container.tell("asleep") == "4194304");
     CHECK(run({{command_file("gpu-wake"), pid}}).status == 0);
     CHECK(container.tell("check_all") == "intact");

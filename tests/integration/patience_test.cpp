@@ -47,8 +47,7 @@ TEST_CASE("Patience: a name that processes of several users have is nobody's unt
         return run({with({command_file(command), name}, options)});
     };
     for (const auto* command : {"gpu-sleep", "gpu-wake"}) {
-        const auto refused = ask(command, {"--json"});
-        CHECK(refused.status == 2);
+        const auto refused = ended(ask(command, {"--json"}), 2);
         CHECK(refused.json("/error/code") == "ambiguous_name");
         CHECK_THAT(refused.err, mentions(std::to_string(own.pid())) &&
                                     mentions(std::to_string(theirs.pid())) && mentions("of root") &&
@@ -70,8 +69,7 @@ TEST_CASE("Patience: --timeout is for copying too, and nothing is changed when i
     Host host;
     allocate_some_tags(host, 6);
     host.tell("delay cuMemcpyDtoHAsync 400000");
-    const auto late = host.command("gpu-sleep", {"--timeout", "1s", "--json"});
-    CHECK(late.status == 4);
+    const auto late = ended(host.command("gpu-sleep", {"--timeout", "1s", "--json"}), 4);
     CHECK(late.json("/processes/0/error/code") == "timed_out");
     CHECK(late.json("/processes/0/state") == "awake");
     CHECK_THAT(host.ask("sleep 1 tag_0 100"), mentions("error"));
@@ -79,9 +77,8 @@ TEST_CASE("Patience: --timeout is for copying too, and nothing is changed when i
     CHECK(host.command("gpu-sleep").status == 0); // it takes longer than a second
     CHECK(host.state() == "asleep");
     host.tell("delay cuMemcpyHtoDAsync 400000");
-    const auto not_woken = host.command("gpu-wake", {"--timeout", "1s", "--json"});
-    CHECK(not_woken.status == 4);
-    CHECK(not_woken.json("/processes/0/state") == "asleep");
+    CHECK(ended(host.command("gpu-wake", {"--timeout", "1s", "--json"}), 4).json("/processes/0/state") ==
+          "asleep");
     CHECK(host.command("gpu-wake").status == 0);
     host.tell("delay cuMemcpyDtoHAsync 0");
     host.tell("delay cuMemcpyHtoDAsync 0");
@@ -97,10 +94,9 @@ TEST_CASE("Patience: interrupted before the point of no return, a command change
     await_request(sleeping);
     pause_for(300ms);
     sleeping.signal(signal);
-    const auto ended = sleeping.finish();
-    CHECK(ended.status == 128 + signal);
-    CHECK(ended.json("/processes/0/error/code") == "cancelled");
-    CHECK_THAT(ended.err, mentions("withdrawn"));
+    const auto stopped = ended(sleeping.finish(), 128 + signal);
+    CHECK(stopped.json("/processes/0/error/code") == "cancelled");
+    CHECK_THAT(stopped.err, mentions("withdrawn"));
     host.tell("delay cuMemcpyDtoHAsync 0");
     host.check_unharmed();
 }

@@ -101,13 +101,12 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     const auto said = second.host.process().errors();
     CHECK_THAT(said, mentions(fmt::format("{} (first) has 32.0 MiB: it was woken", first.host.pid())) &&
                          mentions("ago, and may sleep in 9 min") && !mentions("wake it with"));
-    const auto late =
-        second.host.command("gpu-wake", {"--make-room", "--min-awake", "600s", "--wait", "0s", "--json"});
-    CHECK(late.status == 7);
-    CHECK(late.json("/processes/0/error/retry_seconds") != "null");
-    const auto made = second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
-    CHECK(made.status == 0);
-    CHECK_THAT(made.out, mentions("(first) was put to sleep for it"));
+    CHECK(ended(second.host.command("gpu-wake",
+                                    {"--make-room", "--min-awake", "600s", "--wait", "0s", "--json"}),
+                7)
+              .json("/processes/0/error/retry_seconds") != "null");
+    CHECK_THAT(ended(second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"})).out,
+               mentions("(first) was put to sleep for it"));
     second.end_request();
     CHECK(first.host.state() == "asleep");
     first.begin_request();
@@ -165,15 +164,13 @@ TEST_CASE("Room: gpu-switch wakes before all who wait, whoever has just woken, a
     first.request();
     second.begin_request();
     REQUIRE(second.shows(k_place, "1"));
-    const auto would = third.host.command("gpu-switch", {"--dry-run"});
-    CHECK(would.status == 0);
+    const auto would = ended(third.host.command("gpu-switch", {"--dry-run"}));
     CHECK_THAT(would.out, mentions("(first) would be put to sleep for it"));
     REQUIRE(first.host.command("gpu-inhibit").status == 0);
     CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "9s"}).status == 0); // it would wait
     CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "0s"}).status == 7);
-    const auto would_not = third.host.command("gpu-switch", {"--dry-run"});
-    CHECK(would_not.status == 7);
-    CHECK_THAT(would_not.out, mentions("(first) has 32.0 MiB: sleeps are inhibited"));
+    CHECK_THAT(ended(third.host.command("gpu-switch", {"--dry-run"}), 7).out,
+               mentions("(first) has 32.0 MiB: sleeps are inhibited"));
     check_ended(third.host.command("gpu-switch"), 7,
                 !mentions("waits at most") && mentions("gpu-inhibit --release") &&
                     mentions("(first) has 32.0 MiB: sleeps are inhibited"));
@@ -204,8 +201,7 @@ TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
     first.request();
     auto given_up = second.host.start("gpu-wake", {"--make-room", "--wait", "1s", "--min-awake", "60s"});
     REQUIRE(second.shows(k_place, "1"));
-    const auto output = given_up.finish();
-    CHECK(output.status == 7);
+    const auto output = ended(given_up.finish(), 7);
     third.request();
     CHECK(first.host.state() == "asleep");
 }
@@ -230,14 +226,12 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     only.request();
     CHECK(need({"--need", "1MiB"}).status == 0);
     CHECK(only.host.state() == "awake");
-    const auto would = need({"--need", "40MiB", "--dry-run"});
-    CHECK(would.status == 0);
+    const auto would = ended(need({"--need", "40MiB", "--dry-run"}));
     only.host.tell("hold");
     CHECK(need({"--need", "40MiB", "--dry-run"}).status == 1);
     only.host.tell("resume");
     CHECK(only.host.state() == "awake");
-    const auto too_much = need({"--need", "60MiB", "--json"});
-    CHECK(too_much.status == 1);
+    const auto too_much = ended(need({"--need", "60MiB", "--json"}), 1);
     CHECK_THAT(too_much.json("/gpu/against/0"), mentions("could sleep"));
     CHECK(too_much.json("/error/code") == "out_of_device_memory");
     CHECK(only.host.state() == "awake");
@@ -248,10 +242,8 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     }
     CHECK(need({"--need", "40MiB", "no-such-model"}).status == 3);
     CHECK(only.host.state() == "awake");
-    const auto early = need({"--need", "40MiB"}, "60s");
-    CHECK(early.status == 1);
-    CHECK_THAT(early.err,
-               mentions("it was woken") && mentions("; wait with --wait ") && !mentions("--min-awake"));
+    check_ended(need({"--need", "40MiB"}, "60s"), 1,
+                mentions("it was woken") && mentions("; wait with --wait ") && !mentions("--min-awake"));
 }
 
 TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else makes room", "[room]") {
@@ -289,9 +281,8 @@ TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come
     REQUIRE(becomes_true([&] { return line.before() == 1; }));
     second.begin_request();
     REQUIRE(second.shows(k_place, "2"));
-    const auto done = need.finish();
-    CHECK(succeeded(done));
-    CHECK_THAT(done.out, mentions(fmt::format("{} first", first.host.pid())) && !mentions("second"));
+    CHECK_THAT(ended(need.finish()).out,
+               mentions(fmt::format("{} first", first.host.pid())) && !mentions("second"));
     second.end_request();
 }
 
@@ -328,8 +319,7 @@ TEST_CASE("Room: gpu-reclaim --need --wait tells also of whom it put to sleep be
     pause_for(Milliseconds(500)); // longer than the callback may take
     second.tell("let_go");
     second.tell("callback none");
-    const auto done = need.finish();
-    CHECK(succeeded(done));
+    const auto done = ended(need.finish());
     CHECK(done.json("/processes/0/pid") == std::to_string(first.pid()));
     CHECK(done.json("/processes/1/pid") == std::to_string(second.pid()));
 }
@@ -353,8 +343,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
         {"sh", "-c", "ulimit -Sn 200; " + command_file("gpu-run") + " --need 1MiB -- sh -c 'ulimit -Sn'"},
         with(machine.devices.environment(), {"CUDA_VISIBLE_DEVICES=" + gpu})});
     CHECK(limited.out == "200\n"); // as many descriptors as before
-    const auto too_much = start("63MB", gpu);
-    CHECK(too_much.status == 1);
+    const auto too_much = ended(start("63MB", gpu), 1);
     CHECK(too_much.out.empty());
     CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.1 MiB on GPU"));
     CHECK_THAT(start("1.5GB", gpu).err, mentions("cannot free 1.40 GiB on GPU"));

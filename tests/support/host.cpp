@@ -134,6 +134,12 @@ bool Controlled::moves_contents() const {
     return command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
 }
 
+Output ended(Output output, int status) {
+    INFO(output.out << output.err);
+    REQUIRE(output.status == status);
+    return output;
+}
+
 bool succeeded(const Output& output) {
     if (output.status != 0) UNSCOPED_INFO(output.out << output.err);
     return output.status == 0;

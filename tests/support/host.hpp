@@ -97,6 +97,8 @@ void check_ended(const Output& output, int status, const Matcher& is_right) {
     CHECK_THAT(output.err, is_right);
 }
 
+/// `output`, which must have ended with this status.
+[[nodiscard]] Output ended(Output output, int status = 0);
 /// Whether it ended with 0; else a failed check says what it wrote.
 [[nodiscard]] bool succeeded(const Output& output);
 

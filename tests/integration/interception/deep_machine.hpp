@@ -51,14 +51,12 @@ public:
     }
     [[nodiscard]] bool is_deep() const { return state() == "deep"; }
     void fall_asleep(Arguments arguments = {}) const {
-        const auto slept = command("deep", std::move(arguments));
-        REQUIRE(succeeded(slept));
+        const auto slept = ended(command("deep", std::move(arguments)));
         CHECK(slept.json("/processes/0/state") == "asleep");
         CHECK(slept.json("/processes/0/report/deep") == "true");
     }
     void wake(Arguments arguments = {}) const {
-        const auto woken = command("gpu-wake", std::move(arguments));
-        REQUIRE(succeeded(woken));
+        const auto woken = ended(command("gpu-wake", std::move(arguments)));
         CHECK(woken.json("/processes/0/state") == "awake");
         CHECK(woken.json("/processes/0/report/deep") == "false");
     }

@@ -23,12 +23,8 @@ TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back",
         CHECK(listed.json("/processes/0/report/deep_bytes") == std::to_string(k_context_bytes));
         CHECK(listed.json("/processes/0/gpu_bytes") == "0");
         machine.expect_held();
-        const auto again = machine.command("deep");
-        CHECK(again.status == 0);
-        CHECK(again.json("/processes/0/report/changed") == "false");
-        const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
-        CHECK(rehearsed.status == 0);
-        CHECK(rehearsed.json("/processes/0/state") == "asleep");
+        CHECK(ended(machine.command("deep")).json("/processes/0/report/changed") == "false");
+        CHECK(ended(machine.command("gpu-wake", {"--dry-run"})).json("/processes/0/state") == "asleep");
         machine.wake();
         CHECK(free_bytes(other) == before);
         machine.expect_works();
@@ -201,12 +197,10 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     if (kind == "managed") { // gpu-ps says so beforehand, and so does a rehearsal
         CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
         CHECK(machine.command("deep", {"--force"}).status == 1);
-        const auto rehearsed = machine.command("deep", {"--dry-run"});
-        CHECK(rehearsed.status == 1);
-        CHECK_THAT(rehearsed.json("/processes/0/report/notes/0"), mentions(why));
+        CHECK_THAT(ended(machine.command("deep", {"--dry-run"}), 1).json("/processes/0/report/notes/0"),
+                   mentions(why));
     }
-    const auto refused = machine.command("deep");
-    CHECK(refused.status == 1);
+    const auto refused = ended(machine.command("deep"), 1);
     CHECK(refused.json("/processes/0/state") == "awake");
     CHECK_THAT(refused.err, mentions(why));
     if (kind != "managed") return;
@@ -222,8 +216,7 @@ TEST_CASE("Deep: what others have a part in is refused for as long as any of it 
                  Arguments{"memory", "from outside CUDA"}, Arguments{"semaphore", "from outside CUDA"});
     INFO(row[0]);
     machine.host.tell("shared_object " + row[0]);
-    const auto refused = machine.command("deep");
-    CHECK(refused.status == 1);
+    const auto refused = ended(machine.command("deep"), 1);
     CHECK(refused.json("/processes/0/state") == "awake");
     CHECK_THAT(refused.err, mentions(row[1]));
     machine.host.tell("destroy_shared");
@@ -353,8 +346,7 @@ TEST_CASE("Deep: a request drops kept copies, and is refused, as of a plain slee
     CHECK(plain[3].substr(0, 1) == "2");
     machine.fall_asleep();
     CHECK(rehearse() == plain);
-    const auto dropped = machine.command("gpu-sleep", {"--level", "2", "--yes"});
-    CHECK(dropped.status == 0);
+    const auto dropped = ended(machine.command("gpu-sleep", {"--level", "2", "--yes"}));
     CHECK(dropped.json("/processes/0/report/changed") == "true");
     CHECK("0 " + dropped.json("/processes/0/report/devices/0/dropped") == plain[0]);
     CHECK(machine.is_deep());
@@ -377,8 +369,7 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
     CHECK(std::stoull(to_files({"--dry-run"}).json("/processes/0/report/devices/0/relocated_bytes")) >=
           k_piece_bytes);
     CHECK(std::stoull(kept()) >= k_piece_bytes);
-    const auto moved = to_files({});
-    CHECK(succeeded(moved));
+    const auto moved = ended(to_files({}));
     CHECK(moved.json("/processes/0/report/changed") == "true");
     CHECK(moved.json("/processes/0/report/deep") == "true");
     CHECK(kept() == "0");
@@ -394,8 +385,7 @@ TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the
     const auto pass = [&](const std::string& last) {
         const Configuration ladder(fmt::format(
             "[reclaim]\nidle = [\"10ms:host\", \"{}\"]\ndirectory = \"{}\"\n", last, place.file("files")));
-        const auto output = machine.command("gpu-reclaim", {"--config", ladder.file()});
-        CHECK(succeeded(output));
+        const auto output = ended(machine.command("gpu-reclaim", {"--config", ladder.file()}));
         return output.json("/processes/0/report/changed") == "true";
     };
     REQUIRE(becomes_true([&] { return pass("1h:deep"); })); // idle by now
