@@ -9,7 +9,6 @@
 #include "support/files_of.hpp"
 #include "support/not_copied.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -103,23 +102,22 @@ TEST_CASE("Files: none of those that are to stay does when the sleep fails at it
 
 TEST_CASE("Files: a dry run promises no less than a file takes at most", "[transaction]") {
     // Spans such that the header needs one page more for its owner than without.
-    auto described = store::describe_own();
-    REQUIRE(described);
+    auto described = need(store::describe_own());
     store::SnapshotDescription without_owner;
-    described->id = without_owner.id = std::string(32, '0');
-    described->created = without_owner.created = store::utc_now();
+    described.id = without_owner.id = std::string(32, '0');
+    described.created = without_owner.created = store::utc_now();
     std::string tag;
     std::vector<Span> spans;
     const auto is_at_a_border = [&](std::size_t letters, std::size_t count, std::size_t longer) {
         tag.assign(letters, 't');
         spans.clear();
-        described->extents.clear();
+        described.extents.clear();
         for (std::size_t i = 0; i < count; ++i) {
             spans.push_back({i * 8192, i < longer ? 10U : 1U});
-            described->extents.push_back({0x7f0000000000 + spans.back().offset, spans.back().bytes, tag, 0});
+            described.extents.push_back({0x7f0000000000 + spans.back().offset, spans.back().bytes, tag, 0});
         }
-        without_owner.extents = described->extents;
-        return store::header_bytes_of(*described) != store::header_bytes_of(without_owner);
+        without_owner.extents = described.extents;
+        return store::header_bytes_of(described) != store::header_bytes_of(without_owner);
     };
     const auto find_border = [&] {
         for (std::size_t count = 10; count < 20; ++count)

@@ -7,7 +7,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 using sleep::Direction;
@@ -25,33 +24,29 @@ Bytes host_backed(EngineFixture& fixture) {
 Result<Verdict> move(
     EngineFixture& fixture, Direction direction, const std::function<void()>& meanwhile = [] {},
     int round = 1) {
-    const auto parts = sleep::plan_live(fixture.ledger(), direction, {}, k_all);
-    if (!parts) return parts.error();
+    const auto parts = GPU_SLEEP_TRY(sleep::plan_live(fixture.ledger(), direction, {}, k_all));
     auto last = Result<Verdict>(Verdict::move);
-    for (std::span<const sleep::LivePart> rest = *parts; !rest.empty() && last;) {
+    for (std::span<const sleep::LivePart> rest = parts; !rest.empty() && last;) {
         const auto piece = sleep::first_piece(rest, 16 * k_mib);
         rest = rest.subspan(piece.size());
         const auto device = piece.front().device;
-        const auto kind = direction == Direction::to_host
-                              ? driver::MemoryKind::of_host_near(fixture.api(), device)
-                              : driver::MemoryKind::of_device(fixture.api(), device);
-        if (!kind) return kind.error();
+        const auto kind = GPU_SLEEP_TRY(direction == Direction::to_host
+                                            ? driver::MemoryKind::of_host_near(fixture.api(), device)
+                                            : driver::MemoryKind::of_device(fixture.api(), device));
         model::StepClock steps;
-        sleep::LiveMove moved(fixture.api(), *kind, piece, steps);
-        auto context = driver::PrimaryContext::retain(fixture.api(), device);
-        if (!context) return std::move(context).error();
-        const auto session = driver::DeviceSession::open(fixture.api(), *std::move(context));
-        if (!session) return session.error();
+        sleep::LiveMove moved(fixture.api(), kind, piece, steps);
+        auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(fixture.api(), device));
+        const auto session = GPU_SLEEP_TRY(driver::DeviceSession::open(fixture.api(), std::move(context)));
         GPU_SLEEP_TRY(moved.create());
         if (direction == Direction::to_host) {
             auto copied = Result<bool>(false);
-            while (copied && !*copied) copied = moved.copy(**session, fixture.ledger());
+            while (copied && !*copied) copied = moved.copy(*session, fixture.ledger());
             if (!copied) return std::move(copied).error();
-            GPU_SLEEP_TRY(moved.seal(**session));
+            GPU_SLEEP_TRY(moved.seal(*session));
         }
         meanwhile();
         const auto mapped = sim_live_objects().mapped_bytes;
-        last = moved.swap(**session, fixture.ledger(), fixture.engine().contents(), round);
+        last = moved.swap(*session, fixture.ledger(), fixture.engine().contents(), round);
         // The copies are mapped where the originals were, and nowhere else.
         if (last && moved.moved() > 0 && sim_fault_counts().injected_failures == 0)
             CHECK(sim_live_objects().mapped_bytes + moved.bytes() == mapped);

@@ -8,7 +8,6 @@
 #include "support/failing_call.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 using model::Store;

@@ -6,7 +6,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 

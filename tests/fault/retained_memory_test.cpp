@@ -8,7 +8,6 @@
 
 #include <sys/resource.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -71,9 +70,8 @@ TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the n
     };
     const auto prepare = [&](int pieces) {
         for (int i = 0; i < pieces; ++i) {
-            const auto piece = contents.prepare_piece();
-            REQUIRE(piece);
-            contents.add_prepared(0, **piece);
+            const auto piece = need(contents.prepare_piece());
+            contents.add_prepared(0, *piece);
         }
     };
     prepare(4);

@@ -4,7 +4,6 @@
 
 #include "peer.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -186,9 +185,8 @@ TEST_CASE("Bad input: a peer that does not read hears of the point of no return 
     peer.send(sleep_frame());
     REQUIRE(becomes_true([&] { return host.state() == "asleep"; }));
     std::vector<model::Progress> progress;
-    const auto last = last_word(peer, &progress);
-    REQUIRE(last);
-    CHECK(std::holds_alternative<model::Report>(*last));
+    const auto last = need(last_word(peer, &progress));
+    CHECK(std::holds_alternative<model::Report>(last));
     REQUIRE(progress.size() > 10);
     CHECK(progress.back().phase == model::Progress::Phase::release);
     CHECK(host.command("gpu-wake").status == 0);

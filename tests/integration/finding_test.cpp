@@ -7,7 +7,6 @@
 
 #include "base/process.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -152,10 +151,9 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
     const auto mount = mount_empty_tmp() + " && exec \"$0\"";
     LoadedHost outside(
         Launch{{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, program}});
-    const auto started = start_time_of(outside.pid());
-    REQUIRE(started);
+    const auto started = need(start_time_of(outside.pid()));
     const auto socket = fmt::format("/proc/{}/root{}/{}", outside.pid(), agent_directory(0),
-                                    agent_socket_name(outside.pid(), *started));
+                                    agent_socket_name(outside.pid(), started));
     REQUIRE(fs::exists(socket));
     outside.process().signal(SIGSTOP); // it cannot make its socket again
     LoadedHost inside(Launch{{"nsenter", "--target", std::to_string(outside.pid()), "--user", "--mount",

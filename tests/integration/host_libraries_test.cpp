@@ -5,7 +5,6 @@
 #include "routine.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {

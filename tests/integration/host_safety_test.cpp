@@ -6,7 +6,6 @@
 #include "routine.hpp"
 #include "support/shared_devices.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

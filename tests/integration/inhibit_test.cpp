@@ -4,7 +4,6 @@
 
 #include "support/host.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -5,16 +5,13 @@
 #include "support/fake_journal.hpp"
 #include "support/host.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
 
 /// An entry that has to be there: it is written before the answer.
 Entry next_of(const FakeJournal& journal) {
-    auto entry = journal.next();
-    REQUIRE(entry);
-    return *std::move(entry);
+    return need(journal.next());
 }
 
 } // namespace

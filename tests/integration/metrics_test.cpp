@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include <fmt/format.h>
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -5,7 +5,6 @@
 
 #include "place.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 

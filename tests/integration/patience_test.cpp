@@ -5,7 +5,6 @@
 
 #include "stage.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 

@@ -5,7 +5,6 @@
 #include "place.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Program: callbacks are told of each sleep and wake", "[quick][threads][program]") {

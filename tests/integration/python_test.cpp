@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -65,9 +64,7 @@ struct Model {
 client::GpuQueue line_for(const Host& host) {
     const auto path = std::filesystem::path(socket_file(host.pid())).parent_path();
     const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    auto line = client::GpuQueue::open(directory.get(), host.report(k_uuid));
-    REQUIRE(line);
-    return *std::move(line);
+    return need(client::GpuQueue::open(directory.get(), host.report(k_uuid)));
 }
 
 } // namespace

@@ -11,7 +11,6 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

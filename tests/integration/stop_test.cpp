@@ -12,7 +12,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Store: what a killed process leaves is removed by the next sleep there", "[store]") {

@@ -11,7 +11,6 @@
 
 #include <sys/resource.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

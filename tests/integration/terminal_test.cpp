@@ -9,7 +9,6 @@
 
 #include <nlohmann/json.hpp>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

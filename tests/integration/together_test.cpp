@@ -4,7 +4,6 @@
 
 #include "peer.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using Say = model::Directive::Kind;
 using Phase = model::Progress::Phase;

@@ -6,7 +6,6 @@
 
 #include <fmt/ranges.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

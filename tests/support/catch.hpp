@@ -56,6 +56,8 @@
 
 namespace gpu_sleep::test {
 
+using namespace gpu_sleep; // a test that names this namespace need not name that one
+
 /// Matches a text that has `part` in it.
 inline auto mentions(const std::string& part) {
 #ifdef SKIP
@@ -81,6 +83,15 @@ inline void skip_without_right(const std::string& right) {
     const char* const required = std::getenv("GPU_SLEEP_REQUIRE_RIGHTS");
     if (required && required == std::string("1")) FAIL("this process may not " << right);
     skip("this process may not " + right);
+}
+
+/// What `found`, a Result or an optional, holds; it must hold something.
+template <class Found>
+[[nodiscard]] auto need(Found found) {
+    if constexpr (requires { found.error().message; })
+        if (!found) UNSCOPED_INFO(found.error().message);
+    REQUIRE(found);
+    return *std::move(found);
 }
 
 /// The one way in which tests get a directory: made empty under `parent`, with mode 0700, and removed with

@@ -80,9 +80,8 @@ Result<void> take(Step step, const FakeDriver& driver, Kept kept = Kept::nothing
     case Step::unlock: return engine.unlock();
     case Step::settle: break;
     }
-    const auto is_away = engine.settle(driver.stands);
-    if (!is_away) return is_away.error();
-    CHECK(*is_away == (driver.stands == State::checkpointed));
+    const auto is_away = GPU_SLEEP_TRY(engine.settle(driver.stands));
+    CHECK(is_away == (driver.stands == State::checkpointed));
     return {};
 }
 

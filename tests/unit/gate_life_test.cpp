@@ -7,7 +7,6 @@
 #include "support/child.hpp"
 #include "support/not_copied.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;
 using gate::Touch;

@@ -6,7 +6,6 @@
 #include "support/failing_new.hpp"
 #include "support/not_copied.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Touch;
 

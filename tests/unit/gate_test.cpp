@@ -11,7 +11,6 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;
 using gate::Named;

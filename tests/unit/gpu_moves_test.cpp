@@ -39,10 +39,9 @@ bool has(const std::string& text, std::string_view part) {
 } // namespace
 
 TEST_CASE("GPU moves: FROM=TO", "[gpu_moves]") {
-    const auto move = parse_gpu_move("0=GPU-b");
-    REQUIRE(move);
-    CHECK(move->from == "0");
-    CHECK(move->to == "GPU-b");
+    const auto move = test::need(parse_gpu_move("0=GPU-b"));
+    CHECK(move.from == "0");
+    CHECK(move.to == "GPU-b");
     for (const char* const text : {"", "=", "0", "0=", "=1", "0=1=2"}) CHECK_FALSE(parse_gpu_move(text));
 }
 

@@ -19,9 +19,7 @@ constexpr std::chrono::milliseconds k_moment{50};
 constexpr std::chrono::seconds k_patience{20};
 
 driver::Api load() {
-    auto api = driver::Api::load();
-    REQUIRE(api);
-    return *api;
+    return test::need(driver::Api::load());
 }
 
 /// A driver before 12.5.

@@ -95,8 +95,7 @@ TEST_CASE("RequestQueue: a wake that makes room is known until it is gone, and i
     REQUIRE(waiting.size() == 2);
     CHECK(waiting[0].place == 0);
     CHECK(waiting[1].place == 3);
-    const auto late = trial.line.take_late(at(1'100), false);
-    REQUIRE(late);
+    const auto late = test::need(trial.line.take_late(at(1'100), false));
     CHECK(trial.line.makes_room());
     REQUIRE(trial.line.take_late(at(1'100), false));
     CHECK_FALSE(trial.line.makes_room());
@@ -193,17 +192,15 @@ TEST_CASE("RequestQueue: who has stood or waited for too long is taken out, with
     trial.sleep("stands");
     trial.wake("own", Milliseconds(0), true);
     CHECK_FALSE(trial.line.take_late(at(499), false));
-    const auto late = trial.line.take_late(at(500), false);
-    REQUIRE(late);
-    CHECK(Trial::tag_of(late->job) == "waits");
-    REQUIRE(late->why);
-    CHECK(late->why->error.message == "short of it");
+    const auto late = test::need(trial.line.take_late(at(500), false));
+    CHECK(Trial::tag_of(late.job) == "waits");
+    REQUIRE(late.why);
+    CHECK(late.why->error.message == "short of it");
     CHECK_FALSE(trial.line.take_late(at(999), false));
     CHECK_FALSE(trial.line.take_late(at(1'000), true)); // it is a command's
-    const auto other = trial.line.take_late(at(1'000), false);
-    REQUIRE(other);
-    CHECK(Trial::tag_of(other->job) == "stands");
-    CHECK_FALSE(other->why);
+    const auto other = test::need(trial.line.take_late(at(1'000), false));
+    CHECK(Trial::tag_of(other.job) == "stands");
+    CHECK_FALSE(other.why);
     CHECK_FALSE(trial.line.take_late(at(1'000'000), false));
 }
 

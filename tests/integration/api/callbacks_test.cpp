@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

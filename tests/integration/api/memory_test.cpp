@@ -10,7 +10,6 @@
 
 #include <pthread.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -10,7 +10,6 @@
 
 #include <sys/ptrace.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -7,7 +7,6 @@
 
 #include "support/configuration.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]") {

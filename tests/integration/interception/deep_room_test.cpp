@@ -5,7 +5,6 @@
 
 #include "deep_family.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -8,7 +8,6 @@
 #include "support/configuration.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back", "[quick][deep]") {

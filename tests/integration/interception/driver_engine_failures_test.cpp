@@ -5,7 +5,6 @@
 
 #include "driver_machine.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Driver engine: the next command completes what a killed one began", "[driver_engine]") {

@@ -4,7 +4,6 @@
 
 #include "driver_machine.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -7,7 +7,6 @@
 #include "support/other_user.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick][driver_engine]") {

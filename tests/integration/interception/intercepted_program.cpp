@@ -86,9 +86,7 @@ Answer hash_of(const Memory& which) {
 Answer do_allocate(Words& words) {
     GPU_SLEEP_TRY(start());
     const auto kind = next<std::string>(words);
-    auto made = allocate(kind, next<std::size_t>(words), program().stream);
-    if (!made) return made.error();
-    program().memories.push_back(*std::move(made));
+    program().memories.push_back(GPU_SLEEP_TRY(allocate(kind, next<std::size_t>(words), program().stream)));
     return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
 }
 
@@ -246,9 +244,7 @@ Answer do_export(Memory& which, Words& words) {
 Answer do_import(Words& words) {
     GPU_SLEEP_TRY(start());
     const auto path = next<std::string>(words);
-    auto made = import_memory(path, next<std::size_t>(words));
-    if (!made) return made.error();
-    program().memories.push_back(*std::move(made));
+    program().memories.push_back(GPU_SLEEP_TRY(import_memory(path, next<std::size_t>(words))));
     return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
 }
 

@@ -49,11 +49,10 @@ Error failure(const char* call, const std::string& path) {
 
 Result<void> send_descriptor(int descriptor, const std::string& path) {
     constexpr int k_tries = 1000;
-    const auto address = address_of(path);
-    if (!address) return address.error();
+    const auto address = GPU_SLEEP_TRY(address_of(path));
     const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const auto* const to = reinterpret_cast<const sockaddr*>(&*address);
-    for (int i = 0; ::connect(socket.get(), to, sizeof *address) != 0; ++i) {
+    const auto* const to = reinterpret_cast<const sockaddr*>(&address);
+    for (int i = 0; ::connect(socket.get(), to, sizeof address) != 0; ++i) {
         if (i == k_tries) return failure("connect", path);
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -68,10 +67,9 @@ Result<void> send_descriptor(int descriptor, const std::string& path) {
 }
 
 Result<UniqueFd> receive_descriptor(const std::string& path) {
-    const auto address = address_of(path);
-    if (!address) return address.error();
+    const auto address = GPU_SLEEP_TRY(address_of(path));
     const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0 ||
+    if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
         ::listen(listener.get(), 1) != 0)
         return failure("bind", path);
     const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -195,11 +193,10 @@ Result<void> export_memory(const Memory& memory, const std::string& path) {
 }
 
 Result<Memory> import_memory(const std::string& path, std::size_t bytes) {
-    const auto descriptor = receive_descriptor(path);
-    if (!descriptor) return descriptor.error();
+    const auto descriptor = GPU_SLEEP_TRY(receive_descriptor(path));
     CUmemGenericAllocationHandle handle = 0;
     GPU_SLEEP_TEST_CALL(cuMemImportFromShareableHandle, &handle,
-                        reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor->get())),
+                        reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get())),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     return map_handle(handle, bytes);
 }

@@ -88,15 +88,12 @@ Result<void> fill_array(const Memory& which, std::uint64_t seed) {
 
 Result<std::string> hash_of_contents(const Memory& which) {
     if (which.array) return hash_of_array(which);
-    const auto hash = hash_at(which.address, which.bytes);
-    if (!hash) return hash.error();
+    const auto hash = GPU_SLEEP_TRY(hash_at(which.address, which.bytes));
     if (which.second.begin != 0) {
-        const auto other = hash_at(which.second.begin, which.bytes);
-        if (!other) return other.error();
-        if (*other != *hash)
-            return make_error(ErrorCode::internal, "the second mapping shows something else");
+        const auto other = GPU_SLEEP_TRY(hash_at(which.second.begin, which.bytes));
+        if (other != hash) return make_error(ErrorCode::internal, "the second mapping shows something else");
     }
-    return fmt::format("{:016x}", *hash);
+    return fmt::format("{:016x}", hash);
 }
 
 } // namespace gpu_sleep::test

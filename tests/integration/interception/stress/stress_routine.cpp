@@ -108,20 +108,18 @@ private:
     /// Allocates, writes, passes it on by a graph now and then, checks, frees.
     Result<void> iterate() {
         const auto words = 1 + random_() % k_max_words;
-        auto made = make(k_kinds[random_() % k_kinds.size()], words * sizeof(std::uint64_t));
-        if (!made) return made.error();
+        auto made = GPU_SLEEP_TRY(make(k_kinds[random_() % k_kinds.size()], words * sizeof(std::uint64_t)));
         const auto seed = random_();
-        GPU_SLEEP_TRY(write(*made, seed));
+        GPU_SLEEP_TRY(write(made, seed));
         GPU_SLEEP_TRY(count());
         if (random_() % 4 == 0) {
-            auto copy = make("async", made->bytes);
-            if (!copy) return copy.error();
-            GPU_SLEEP_TRY(copy_by_graph(*made, *copy));
-            GPU_SLEEP_TRY(check(*copy, seed));
-            GPU_SLEEP_TRY(release(*copy, stream_));
+            auto copy = GPU_SLEEP_TRY(make("async", made.bytes));
+            GPU_SLEEP_TRY(copy_by_graph(made, copy));
+            GPU_SLEEP_TRY(check(copy, seed));
+            GPU_SLEEP_TRY(release(copy, stream_));
         }
-        GPU_SLEEP_TRY(check(*made, seed));
-        GPU_SLEEP_TRY(release(*made, stream_));
+        GPU_SLEEP_TRY(check(made, seed));
+        GPU_SLEEP_TRY(release(made, stream_));
         if (random_() % 8 == 0) GPU_SLEEP_TRY(check(kept_, kept_seed_));
         return {};
     }
