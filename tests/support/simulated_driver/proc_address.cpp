@@ -56,10 +56,9 @@ CUresult look_up(const char* name, void** function, int version, cuuint64_t flag
 using namespace gpu_sleep::sim;
 
 SIM_ENTRY(early, 12000)
-cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+cuGetProcAddress(Call&, const char* name, void** function, int version, cuuint64_t flags,
                  CUdriverProcAddressQueryResult* result) {
-    return call(Entry::cuGetProcAddress,
-                [&](Call&) { return look_up(name, function, version, flags, result); });
+    return look_up(name, function, version, flags, result);
 }
 
 SIM_OLDER(3020) cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {

@@ -7,22 +7,25 @@ cmake_minimum_required(VERSION 3.25)
 
 file(READ ${LIST} known)
 set(entries "")
+set(declarations "")
 set(older "")
 set(per_thread "")
 set(older_per_thread "")
 file(GLOB sources ${SOURCES}/*.cpp)
 foreach(source IN LISTS sources)
     file(READ ${source} text)
-    string(REGEX MATCHALL "\nSIM_(ENTRY|OLDER)\\([a-z0-9, ]+\\)[ \n]+cu[A-Za-z0-9_]+\\(" definitions "${text}")
+    string(REGEX MATCHALL "\nSIM_(ENTRY|OLDER)\\([a-z0-9, ]+\\)[ \n]+cu[A-Za-z0-9_]+\\([^{]*{" definitions "${text}")
     foreach(definition IN LISTS definitions)
-        string(REGEX MATCH "\\(([a-z]+, )?([0-9]+)\\)[ \n]+(cu[A-Za-z0-9_]+)" matched "${definition}")
+        string(REGEX MATCH "\\(([a-z]+, )?([0-9]+)\\)[ \n]+(cu[A-Za-z0-9_]+)([^{]*) {" matched "${definition}")
         set(trait ${CMAKE_MATCH_1})
         set(version ${CMAKE_MATCH_2})
         set(symbol ${CMAKE_MATCH_3})
+        string(REGEX REPLACE "[ \n]+" " " parameters ${CMAKE_MATCH_4})
         string(REGEX REPLACE "_v[0-9]+$" "" name ${symbol})
         if(trait)
             string(REGEX REPLACE ", $" "" trait ${trait})
             string(APPEND entries " \\\n    X(${name}, ${version}, ${trait})")
+            string(APPEND declarations " \\\n    CUresult ${symbol}${parameters};")
             set(versions "(_v[0-9]+)?")
             set(list per_thread)
         else()
@@ -46,6 +49,9 @@ file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "// Made by simulated_entry_points
 // X(name, version, trait): `name` as in cuda.h, whose macros give the exported symbol; the CUDA version, as
 // cuGetProcAddress counts, from which on that symbol is what the name means.
 #define GPU_SLEEP_SIM_ENTRY_POINTS(X)${entries}
+
+// The functions that they are, of this library.
+#define GPU_SLEEP_SIM_DECLARATIONS${declarations}
 
 // X(name, symbol, version): symbols that cuda.h does not use for the name.
 #define GPU_SLEEP_SIM_OLDER(X)${older}

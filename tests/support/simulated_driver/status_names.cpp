@@ -87,27 +87,22 @@ CUresult answer(const char** text, const char* found) {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(early, 6000) cuGetErrorName(CUresult status, const char** text) {
-    return call(Entry::cuGetErrorName, [&](Call&) {
-        if (!text) return CUDA_ERROR_INVALID_VALUE;
-        const auto* found = find(status);
-        return answer(text, found ? found->name : nullptr);
-    });
+SIM_ENTRY(early, 6000) cuGetErrorName(Call&, CUresult status, const char** text) {
+    if (!text) return CUDA_ERROR_INVALID_VALUE;
+    const auto* found = find(status);
+    return answer(text, found ? found->name : nullptr);
 }
 
-SIM_ENTRY(early, 6000) cuGetErrorString(CUresult status, const char** text) {
+SIM_ENTRY(early, 6000) cuGetErrorString(Call&, CUresult status, const char** text) {
     static const auto& sentences = *new auto([] {
         std::array<std::string, k_statuses.size()> made;
         std::transform(k_statuses.begin(), k_statuses.end(), made.begin(),
                        [](const Status& s) { return sentence(s.name); });
         return made;
     }());
-    return call(Entry::cuGetErrorString, [&](Call&) {
-        if (!text) return CUDA_ERROR_INVALID_VALUE;
-        const auto* found = find(status);
-        return answer(text, found ? sentences[static_cast<std::size_t>(found - k_statuses.data())].c_str()
-                                  : nullptr);
-    });
+
+    if (!text) return CUDA_ERROR_INVALID_VALUE;
+    const auto* found = find(status);
+    return answer(text,
+                  found ? sentences[static_cast<std::size_t>(found - k_statuses.data())].c_str() : nullptr);
 }
