@@ -178,9 +178,7 @@ TEST_CASE(
     SECTION("where it lies") {
         const auto offset = GENERATE(0U, 5U, 200U, 600'000U); // in the head, the offsets, the codes
         weights.fixture.flip_kept_bit(0, 3 * k_mib + offset, 4);
-        const auto woken = weights.fixture.wake();
-        REQUIRE_FALSE(woken);
-        CHECK(woken.error().code == ErrorCode::damaged);
+        CHECK(error_of(weights.fixture.wake()).code == ErrorCode::damaged);
         CHECK(weights.fixture.state() == model::State::damaged);
     }
 }
@@ -242,9 +240,7 @@ TEST_CASE("Coded: memory that has changed since it was measured is not taken for
     REQUIRE(save.begin());
     const sleep::Control control;
     contents::ProgressCounter progress(control, save.moved(0));
-    const auto taken = save.take(*session, progress);
-    REQUIRE_FALSE(taken);
-    CHECK(taken.error().code == ErrorCode::refused);
+    CHECK(error_of(save.take(*session, progress)).code == ErrorCode::refused);
 }
 
 TEST_CASE("Coded: what a program preserves lies at any address, and is kept as it is", "[coded]") {

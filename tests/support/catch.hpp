@@ -94,6 +94,13 @@ template <class Found>
     return *std::move(found);
 }
 
+/// The error that `result` holds; it must hold one.
+template <class Result>
+[[nodiscard]] auto error_of(const Result& result) {
+    REQUIRE_FALSE(result);
+    return result.error();
+}
+
 /// The one way in which tests get a directory: made empty under `parent`, with mode 0700, and removed with
 /// all that is in it at the end.
 class Scratch : NotCopied {

@@ -205,16 +205,14 @@ TEST_CASE("Checkpoint: whatever fails, nothing is taken or given back that was n
 }
 
 TEST_CASE("Checkpoint: of a lost process with an agent what is kept can be saved", "[checkpoint]") {
-    const auto done = take(Step::settle, FakeDriver(State::failed), Kept::by_agent);
-    REQUIRE_FALSE(done);
-    CHECK_THAT(done.error().message, mentions("the driver has lost it (the driver failed partway)") &&
-                                         mentions("--store file --dir DIR --keep-files"));
+    CHECK_THAT(test::error_of(take(Step::settle, FakeDriver(State::failed), Kept::by_agent)).message,
+               mentions("the driver has lost it (the driver failed partway)") &&
+                   mentions("--store file --dir DIR --keep-files"));
     FakeDriver driver(State::checkpointed);
     driver.breaks = "restore";
-    const auto broken = take(Step::restore, driver, Kept::by_agent);
-    REQUIRE_FALSE(broken);
-    CHECK(broken.error().where == "restore");
-    CHECK(broken.error().driver_status == k_status);
+    const auto broken = test::error_of(take(Step::restore, driver, Kept::by_agent));
+    CHECK(broken.where == "restore");
+    CHECK(broken.driver_status == k_status);
 }
 
 } // namespace gpu_sleep::checkpoint

@@ -26,10 +26,9 @@ std::vector<driver::Gpu> machine(int count) {
 /// Why `moves` are refused.
 std::string refusal(const std::vector<GpuMove>& moves, const std::vector<driver::Gpu>& gpus,
                     const client::BytesByGpu& needs = {}) {
-    const auto pairs = plan_gpu_moves(moves, gpus, needs);
-    REQUIRE_FALSE(pairs);
-    CHECK(pairs.error().code == ErrorCode::invalid_argument);
-    return pairs.error().message;
+    const auto pairs = test::error_of(plan_gpu_moves(moves, gpus, needs));
+    CHECK(pairs.code == ErrorCode::invalid_argument);
+    return pairs.message;
 }
 
 bool has(const std::string& text, std::string_view part) {
