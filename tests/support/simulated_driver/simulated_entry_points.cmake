@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Writes the lists of what the simulated driver has: what its sources define as SIM_ENTRY or SIM_OLDER, and of the list of
-# the driver's entry points those symbols for a per-thread default stream that go with it.
+# the driver's entry points those symbols for a per-thread default stream that go with it; and of what cuda.h calls a status.
 #
-# cmake -DSOURCES=DIRECTORY -DLIST=entry_points.txt -DOUTPUT=... -P simulated_entry_points.cmake
+# cmake -DSOURCES=DIRECTORY -DLIST=entry_points.txt -DHEADER=cuda.h -DOUTPUT=... -P simulated_entry_points.cmake
 cmake_minimum_required(VERSION 3.25)
 
 file(READ ${LIST} known)
@@ -11,6 +11,7 @@ set(declarations "")
 set(older "")
 set(per_thread "")
 set(older_per_thread "")
+set(statuses "")
 file(GLOB sources ${SOURCES}/*.cpp)
 foreach(source IN LISTS sources)
     file(READ ${source} text)
@@ -42,6 +43,11 @@ foreach(source IN LISTS sources)
         endif()
     endforeach()
 endforeach()
+file(STRINGS ${HEADER} lines REGEX "^ +CUDA_(SUCCESS|ERROR_[A-Z0-9_]+) +=")
+foreach(line IN LISTS lines)
+    string(REGEX MATCH "CUDA_[A-Z0-9_]+" name "${line}")
+    string(APPEND statuses " \\\n    X(${name})")
+endforeach()
 file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "// Made by simulated_entry_points.cmake.
 
 #pragma once
@@ -52,6 +58,9 @@ file(CONFIGURE OUTPUT ${OUTPUT} @ONLY CONTENT "// Made by simulated_entry_points
 
 // The functions that they are, of this library.
 #define GPU_SLEEP_SIM_DECLARATIONS${declarations}
+
+// X(name): the statuses that cuda.h has.
+#define GPU_SLEEP_SIM_STATUSES(X)${statuses}
 
 // X(name, symbol, version): symbols that cuda.h does not use for the name.
 #define GPU_SLEEP_SIM_OLDER(X)${older}
