@@ -455,16 +455,16 @@ Answer do_told(Words&) {
 
 /// faults: "ILLEGAL BROKEN", what the driver was asked to do wrong
 Answer do_faults(Words&) {
-    const auto counts = control().fault_counts();
+    const auto counts = GPU_SLEEP_TEST_CONTROL(sim_fault_counts)();
     return fmt::format("{} {}", counts.illegal_accesses, counts.broken_captures);
 }
 
 /// fail [NTH]: that call of the driver fails from now on, once, or none; "FAILED", how many have so far
 Answer do_fail(Words& words) {
-    control().clear();
+    GPU_SLEEP_TEST_CONTROL(sim_clear)();
     if (const auto nth = next<std::uint64_t>(words, 0); nth != 0)
-        control().fail("*", nth, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-    return std::to_string(control().fault_counts().injected_failures);
+        GPU_SLEEP_TEST_CONTROL(sim_fail)("*", nth, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    return std::to_string(GPU_SLEEP_TEST_CONTROL(sim_fault_counts)().injected_failures);
 }
 
 /// second_gpu: begins to use another
@@ -527,7 +527,8 @@ const Commands& commands() {
         {"faults", do_faults},
         {"fail", do_fail},
         {"second_gpu", do_second_gpu},
-        {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
+        {"free_bytes",
+         [](Words&) { return Answer(std::to_string(GPU_SLEEP_TEST_CONTROL(sim_free_bytes)(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
     };

@@ -65,18 +65,19 @@ Result<std::string> hash_of_array(const Memory& which) {
 void write_noise(const sim_launch* launch, void** arguments) {
     const auto address = *static_cast<std::uint64_t*>(arguments[0]);
     const auto count = *static_cast<std::uint64_t*>(arguments[1]);
-    auto* const to =
-        static_cast<std::uint64_t*>(control().require_access(launch, address, count * sizeof count, 1));
+    auto* const to = static_cast<std::uint64_t*>(
+        GPU_SLEEP_TEST_CONTROL(sim_require_access)(launch, address, count * sizeof count, 1));
     const auto seed = *static_cast<std::uint64_t*>(arguments[2]);
     for (std::uint64_t i = 0; i < count; ++i) to[i] = noise_at(seed, i);
-    control().require_access(launch, address, count * sizeof count, 1); // still
+    GPU_SLEEP_TEST_CONTROL(sim_require_access)(launch, address, count * sizeof count, 1); // still
 }
 
 } // namespace
 
 void register_noise_kernel() {
     constexpr std::array<std::size_t, 3> k_parameters = {8, 8, 8};
-    control().register_kernel(k_noise_kernel, write_noise, k_parameters.data(), k_parameters.size());
+    GPU_SLEEP_TEST_CONTROL(sim_register_kernel)
+    (k_noise_kernel, write_noise, k_parameters.data(), k_parameters.size());
 }
 
 Result<void> fill_array(const Memory& which, std::uint64_t seed) {

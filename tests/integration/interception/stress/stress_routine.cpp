@@ -223,7 +223,7 @@ int run(unsigned thread_count, int cycles) {
     sleep_and_wake(cycles);
     g_totals.stops = true;
     for (auto& thread : threads) thread.join();
-    const auto faults = control().fault_counts();
+    const auto faults = GPU_SLEEP_TEST_CONTROL(sim_fault_counts)();
     fmt::print("cycles {} iterations {} launches {} captures {} illegal {} broken {}\n", cycles,
                g_totals.iterations.load(), g_totals.launches.load(), g_totals.captures.load(),
                faults.illegal_accesses, faults.broken_captures);
