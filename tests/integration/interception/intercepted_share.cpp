@@ -5,12 +5,12 @@
 #include "intercepted_share.hpp"
 
 #include "base/fd.hpp"
+#include "support/descriptor_message.hpp"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -18,21 +18,6 @@
 
 namespace gpu_sleep::test {
 namespace {
-
-/// Room for the one descriptor that goes along with a byte. Source: unix(7), SCM_RIGHTS.
-struct Message {
-    char byte = 0;
-    iovec part{&byte, 1};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
-    msghdr header{};
-
-    Message() noexcept {
-        header.msg_iov = &part;
-        header.msg_iovlen = 1;
-        header.msg_control = room.data();
-        header.msg_controllen = room.size();
-    }
-};
 
 Result<sockaddr_un> address_of(const std::string& path) {
     sockaddr_un address{};
@@ -56,12 +41,7 @@ Result<void> send_descriptor(int descriptor, const std::string& path) {
         if (i == k_tries) return failure("connect", path);
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    Message message;
-    auto* const control = CMSG_FIRSTHDR(&message.header);
-    control->cmsg_level = SOL_SOCKET;
-    control->cmsg_type = SCM_RIGHTS;
-    control->cmsg_len = CMSG_LEN(sizeof descriptor);
-    std::memcpy(CMSG_DATA(control), &descriptor, sizeof descriptor);
+    const DescriptorMessage message(descriptor);
     if (::sendmsg(socket.get(), &message.header, MSG_NOSIGNAL) != 1) return failure("sendmsg", path);
     return {};
 }
@@ -74,15 +54,12 @@ Result<UniqueFd> receive_descriptor(const std::string& path) {
         return failure("bind", path);
     const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     ::unlink(path.c_str());
-    Message message;
+    DescriptorMessage message;
     if (!socket || ::recvmsg(socket.get(), &message.header, MSG_CMSG_CLOEXEC) != 1)
         return failure("recvmsg", path);
-    const auto* const control = CMSG_FIRSTHDR(&message.header);
-    if (!control || control->cmsg_type != SCM_RIGHTS)
-        return make_error(ErrorCode::io_failed, "no descriptor came through {}", path);
-    int descriptor = -1;
-    std::memcpy(&descriptor, CMSG_DATA(control), sizeof descriptor);
-    return UniqueFd(descriptor);
+    auto descriptor = message.received();
+    if (!descriptor) return make_error(ErrorCode::io_failed, "no descriptor came through {}", path);
+    return descriptor;
 }
 
 std::function<CUresult()>& destroy_last() {
