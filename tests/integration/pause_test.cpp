@@ -34,8 +34,7 @@ TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[qu
     CHECK(paused.json("/processes/0/report/changed") == "true");
     CHECK(paused.json("/processes/0/report/devices") == "[]"); // 0 bytes
     CHECK(host.state() == "paused");
-    CHECK(host.report("gate/state") == "shut");
-    CHECK(host.report("tags/0/state") == "awake");
+    CHECK(host.report("gate/state tags/0/state") == "shut awake");
     CHECK_THAT(host.command("gpu-ps").out, mentions("paused"));
     CHECK(pause_it(host).json("/processes/0/report/changed") == "false");
     CHECK(host.tell("asleep") == "0");
@@ -45,31 +44,11 @@ TEST_CASE("Pause: work waits until a wake of any tag, and no memory moves", "[qu
     CHECK(host.command("gpu-wake", {"--tags", "unknown"}).status == 2);
     CHECK(host.state() == "paused");
     const auto woken = host.command("gpu-wake", {"--tags", "cache", "--json"});
-    CHECK(woken.json("/processes/0/report/changed") == "true");
-    CHECK(woken.json("/processes/0/report/devices") == "[]");
+    CHECK(woken.json("/processes/0/report/changed /processes/0/report/devices") == "true []");
     CHECK(host.process().read_line() == "ok ");
     CHECK(host.state() == "awake");
     CHECK(host.report("gate/state") == "open");
     CHECK(host.tell("calls") == "0 0 0 0"); // callbacks hear of sleeps alone
-    host.check_unharmed();
-}
-
-TEST_CASE("Pause: a sleep takes a paused program on to asleep, or leaves it paused", "[pause]") {
-    LoadedHost host(captured());
-    host.tell("alloc cache 4194304 0");
-    REQUIRE(pause_it(host).status == 0);
-    host.tell("fail cuMemUnmap 1 999");
-    CHECK(ended(host.command("gpu-sleep", {"--json"}), 1).json("/processes/0/state") == "paused");
-    CHECK(host.state() == "paused");
-    CHECK(host.report("gate/state") == "shut");
-    REQUIRE(host.command("gpu-sleep").status == 0);
-    CHECK(host.state() == "asleep");
-    const auto again = ended(pause_it(host));
-    CHECK(again.json("/processes/0/report/changed") == "false");
-    CHECK(again.json("/processes/0/state") == "asleep");
-    REQUIRE(host.command("gpu-wake").status == 0);
-    CHECK(host.state() == "awake");
-    CHECK(host.report("gate/state") == "open");
     host.check_unharmed();
 }
 
