@@ -83,9 +83,8 @@ TEST_CASE("Stop: a job that sleeps while it is stopped is shown with its bytes, 
     Job host;
     stop(host);
     const auto json = ended(host.command("gpu-ps", {"--json"}));
-    CHECK(json.json("/processes/0/state") == "asleep");
-    CHECK(json.json("/processes/0/report/host_bytes") == "33554432");
-    CHECK(json.json("/processes/0/report/tags/0/kept_bytes") == "33554432");
+    CHECK(json.json("state report/host_bytes report/tags/0/kept_bytes", "/processes/0/") ==
+          "asleep 33554432 33554432");
     constexpr double k_hour = 3'600;
     const auto file = std::filesystem::path(socket_file(host.pid()) + k_state_suffix);
     std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) - std::chrono::hours(1));

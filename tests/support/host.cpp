@@ -122,8 +122,8 @@ std::string Controlled::state() const {
     return command("gpu-ps", {"--json"}).json("/processes/0/state");
 }
 
-std::string Controlled::report(const std::string& name) const {
-    return command("gpu-ps", {"--json"}).json("/processes/0/report/" + name);
+std::string Controlled::report(const std::string& names) const {
+    return command("gpu-ps", {"--json"}).json(names, "/processes/0/report/");
 }
 
 bool Controlled::waits_at_the_gate() const {

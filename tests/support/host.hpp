@@ -36,8 +36,8 @@ public:
 
     /// "awake", "asleep", "partial" or "damaged", as gpu-ps says.
     [[nodiscard]] std::string state() const;
-    /// What gpu-ps reports of it under that name, such as "gate/on_touch"; as Output::json().
-    [[nodiscard]] std::string report(const std::string& name) const;
+    /// What gpu-ps reports of it under those names, such as "gate/on_touch"; as Output::json().
+    [[nodiscard]] std::string report(const std::string& names) const;
     /// Waits until work of one thread waits at the gate.
     [[nodiscard]] bool waits_at_the_gate() const;
     [[nodiscard]] bool moves_contents() const;

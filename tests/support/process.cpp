@@ -123,9 +123,12 @@ Milliseconds Patience::left() {
     return std::max(std::chrono::ceil<Milliseconds>(left_), Milliseconds(0));
 }
 
-std::string Output::json(const std::string& pointer) const {
+std::string Output::json(const std::string& pointers, const std::string& prefix) const {
     const auto document = parsed(*this);
-    return text_of(at(document, pointer));
+    std::istringstream each(pointers);
+    std::string texts, pointer;
+    while (each >> pointer) texts += text_of(at(document, prefix + pointer)) + ' ';
+    return texts.substr(0, texts.size() - 1);
 }
 
 std::vector<std::string> Output::of_all(const std::string& pointer) const {

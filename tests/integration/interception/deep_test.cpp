@@ -127,8 +127,7 @@ TEST_CASE("Deep: whoever asks for the end of work is answered, and any other que
     machine.host.process().send("query " + machine.piece.number + " 0");
     pause_for(Milliseconds(100));
     const auto listed = machine.command("gpu-ps");
-    CHECK(listed.json("/processes/0/report/deep") == "true");
-    CHECK(listed.json("/processes/0/report/gate/waiting_threads") == "1");
+    CHECK(listed.json("/processes/0/report/deep /processes/0/report/gate/waiting_threads") == "true 1");
     machine.wake();
     CHECK(machine.host.process().read_line().substr(0, 7) == "ok type");
     machine.expect_works();
@@ -369,8 +368,7 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
           k_piece_bytes);
     CHECK(std::stoull(kept()) >= k_piece_bytes);
     const auto moved = ended(to_files({}));
-    CHECK(moved.json("/processes/0/report/changed") == "true");
-    CHECK(moved.json("/processes/0/report/deep") == "true");
+    CHECK(moved.json("/processes/0/report/changed /processes/0/report/deep") == "true true");
     CHECK(kept() == "0");
     CHECK(to_files({}).json("/processes/0/report/changed") == "false");
     CHECK(machine.command("gpu-sleep", {"--store", "host"}).status == 7);

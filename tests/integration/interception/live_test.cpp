@@ -44,8 +44,7 @@ TEST_CASE("Live: a program runs on from host memory, and its memory comes back",
     CHECK(host_backed(host) == 0);
     CHECK(ended(go_live(host)).json("/processes/0/report/changed") == "true");
     CHECK(host.state() == "awake");
-    CHECK(host.report("gate/state") == "open");
-    CHECK(host.report("tags/0/resident_bytes") == "0");
+    CHECK(host.report("gate/state tags/0/resident_bytes") == "open 0");
     CHECK(host_backed(host) >= k_live_kinds.size() * k_piece_bytes);
     CHECK_THAT(host.command("gpu-ps").out, mentions("host (running)"));
     CHECK(free_bytes(host) + k_rounding >= empty);
@@ -146,10 +145,9 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     for (const auto* tag : {"weights", "weights", "cache"})
         host.tell(fmt::format("alloc {} {} 0", tag, 2 * k_granule));
     const auto check_places = [&] {
-        CHECK(host.report("tags/0/host_backed_bytes") == "0");
-        CHECK(host.report("tags/1/tag") == "weights");
-        CHECK(host.report("tags/1/host_backed_bytes") == "4194304");
-        CHECK(host.report("tags/1/resident_bytes") == "4194304");
+        CHECK(host.report(
+                  "tags/0/host_backed_bytes tags/1/tag tags/1/host_backed_bytes tags/1/resident_bytes") ==
+              "0 weights 4194304 4194304");
     };
     check_places();
     host.check_unharmed();
@@ -157,8 +155,7 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     CHECK(host.report("woken_bytes") == "0"); // no measure: some was only mapped
 
     host.sleep(); // where it is
-    CHECK(host.report("host_bytes") == "12582912");
-    CHECK(host.report("unreleased_bytes") == "0");
+    CHECK(host.report("host_bytes unreleased_bytes") == "12582912 0");
     const Scratch scratch;
     const Arguments in_files{"--store", "weights=file", "--dir", scratch.file("sleep"), "--json"};
     host.tell(fmt::format("fail {} 1 999", GENERATE("cuEventCreate", "cuMemMap")));
@@ -166,8 +163,7 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     INFO(moved.out);
     REQUIRE(moved.status == 0);
     CHECK_THAT(moved.out, mentions("memory that the GPU uses in host memory stays there: "));
-    CHECK(host.report("tags/1/in_files_bytes") == "4194304");
-    CHECK(host.report("host_bytes") == "8388608");
+    CHECK(host.report("tags/1/in_files_bytes host_bytes") == "4194304 8388608");
     REQUIRE(host.command("gpu-sleep", in_files).status == 0);
     CHECK(host.report("tags/1/in_files_bytes") == "8388608");
     host.wake_whole();
@@ -280,8 +276,7 @@ TEST_CASE("Live: what a network card may reach stays on the GPU", "[live]") {
     const auto other = make_piece(host, "plain", k_piece_bytes);
     host.tell("synchronous " + piece.number);
     REQUIRE(go_live(host).status == 0);
-    CHECK(host.report("tags/0/resident_bytes") == "0");
-    CHECK(host.report("residual/0/kind") == "virtual");
+    CHECK(host.report("tags/0/resident_bytes residual/0/kind") == "0 virtual");
     for (const auto& each : {piece, other}) check_intact(host, each);
 }
 
@@ -362,14 +357,12 @@ TEST_CASE("Live: when memory for the next piece cannot be made, what has moved s
     host.tell("fail cuMemCreate 2 999");
     const auto moved = ended(go_live(host), 1);
     CHECK_THAT(moved.out, mentions("before that, 4.00 MiB moved to host memory, and stay there"));
-    CHECK(host.report("tags/0/host_backed_bytes") == "4194304");
-    CHECK(host.report("tags/1/host_backed_bytes") == "0");
+    CHECK(host.report("tags/0/host_backed_bytes tags/1/host_backed_bytes") == "4194304 0");
     host.check_whole();
     REQUIRE(go_live(host).status == 0);
     host.tell("fail cuMemCreate 2 999"); // on the way back
     CHECK(host.command("gpu-wake").status == 1);
-    CHECK(host.report("tags/0/host_backed_bytes") == "0");
-    CHECK(host.report("tags/1/host_backed_bytes") == "4194304");
+    CHECK(host.report("tags/0/host_backed_bytes tags/1/host_backed_bytes") == "0 4194304");
     host.check_whole();
     REQUIRE(go_live(host).status == 0);
     host.wake(); // in two pieces
