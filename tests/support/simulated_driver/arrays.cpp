@@ -57,7 +57,7 @@ CUresult destroy(Call& c, const Context& context, CUdeviceptr address) {
     const auto found = c.driver.plain.find(address);
     if (found == c.driver.plain.end() || found->second.kind != PlainAllocation::Kind::array)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS) return status;
+    SIM_TRY(wait_for(c, context, all_work(context)));
     free_plain_memory(c.driver, address);
     return CUDA_SUCCESS;
 }

@@ -88,11 +88,9 @@ cuStreamBeginCaptureToGraph(Call& c, Context& context, CUstream handle, CUgraph 
 }
 
 SIM_ENTRY(safe, 10000) cuStreamEndCapture(Call& c, Context& context, CUstream handle, CUgraph* graph) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
-    const auto capture = stream->capture;
-    if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
+    SIM_FIND(capture, stream->capture, CUDA_ERROR_ILLEGAL_STATE);
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id()) {
         break_it(*capture); // and it is over
         end_capture(c.driver, capture, graph);
@@ -107,8 +105,7 @@ SIM_ENTRY(safe, 10000) cuStreamEndCapture(Call& c, Context& context, CUstream ha
 
 SIM_ENTRY(safe, 10000)
 cuStreamIsCapturing(Call& c, Context& context, CUstream handle, CUstreamCaptureStatus* status) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     if (depends_on_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = status_of(*stream);
@@ -119,8 +116,7 @@ SIM_ENTRY(safe, 12030)
 cuStreamGetCaptureInfo(Call& c, Context& context, CUstream handle, CUstreamCaptureStatus* status,
                        cuuint64_t* id, CUgraph* graph, const CUgraphNode** dependencies,
                        const CUgraphEdgeData** edges, std::size_t* dependency_count) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (!status) return CUDA_ERROR_INVALID_VALUE;
     if (depends_on_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = status_of(*stream);

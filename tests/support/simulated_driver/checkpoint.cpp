@@ -265,8 +265,7 @@ SIM_ENTRY(apart, 12080) cuCheckpointProcessCheckpoint(Call&, int pid, CUcheckpoi
 
 SIM_ENTRY(apart, 12080) cuCheckpointProcessRestore(Call&, int pid, CUcheckpointRestoreArgs* args) {
     return about(pid, CU_PROCESS_STATE_CHECKPOINTED, [&](SharedProcess& process) {
-        const auto gpus = gpus_after(process, args);
-        if (!gpus) return CUDA_ERROR_INVALID_VALUE;
+        SIM_FIND(gpus, gpus_after(process, args), CUDA_ERROR_INVALID_VALUE);
         if (process.lost) return CUDA_ERROR_OPERATING_SYSTEM;
         const auto status = status_of_standing(process);
         process.lost = status != CUDA_SUCCESS;

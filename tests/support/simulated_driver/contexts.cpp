@@ -177,8 +177,7 @@ void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
 SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxRetain(Call& c, CUcontext* context, CUdevice device) {
     if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     if (!context) return CUDA_ERROR_INVALID_VALUE;
-    const auto primary = retain_primary(c.driver, device);
-    if (!primary) return CUDA_ERROR_OUT_OF_MEMORY;
+    SIM_FIND(primary, retain_primary(c.driver, device), CUDA_ERROR_OUT_OF_MEMORY);
     *context = primary->handle;
     return CUDA_SUCCESS;
 }
@@ -294,8 +293,7 @@ SIM_ENTRY(safe, 4000) cuCtxEnablePeerAccess(Call& c, Context& context, CUcontext
 }
 
 SIM_ENTRY(safe, 4000) cuCtxDisablePeerAccess(Call& c, Context& context, CUcontext peer) {
-    const auto other = find_context(c.driver, peer);
-    if (!other) return CUDA_ERROR_INVALID_CONTEXT;
+    SIM_FIND(other, find_context(c.driver, peer), CUDA_ERROR_INVALID_CONTEXT);
     const auto bit = std::uint32_t{1} << other->device;
     if ((context.peers & bit) == 0) return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
     context.peers &= ~bit;

@@ -18,12 +18,9 @@ enum class Wait : bool { no, yes };
 enum class Expect : std::uint8_t { any, device, host };
 
 struct Request {
-    Side to;
-    Side from;
-    Expect to_is = Expect::any;
-    Expect from_is = Expect::any;
-    std::uint64_t width = 0;
-    std::uint64_t height = 1;
+    Side to, from;
+    Expect to_is = Expect::any, from_is = Expect::any;
+    std::uint64_t width = 0, height = 1;
 };
 
 /// Copies reach plain allocations of every device.
@@ -59,10 +56,9 @@ CUresult resolve(const Call& c, Request& request) {
 }
 
 CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait wait) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (request.width == 0 || request.height == 0) return CUDA_SUCCESS;
-    if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
+    SIM_TRY(resolve(c, request));
     if (stream->capture && wait == Wait::yes) return break_capture(*stream); // none is recorded
     const bool host = request.to.space != Space::device || request.from.space != Space::device;
     const bool into_pageable = request.to.space == Space::pageable;
@@ -70,7 +66,7 @@ CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait 
     if (request.from.space == Space::pageable && !into_pageable && wait == Wait::no && !stream->capture)
         work->stage();
     Submitted submitted;
-    if (const auto status = submit(c, *stream, work, &submitted); status != CUDA_SUCCESS) return status;
+    SIM_TRY(submit(c, *stream, work, &submitted));
     if (submitted.captured || !(into_pageable || (host && wait == Wait::yes))) return CUDA_SUCCESS;
     const auto owner = find_context(c.driver, stream->context.handle);
     return wait_for(c, *owner, {submitted.ticket});
@@ -151,10 +147,9 @@ CUresult copy_of_rows(Call& c, Context& context, const Parameters* p) {
 CUresult make_copy(const Call& c, const Context& context, const CUDA_MEMCPY3D& parameters,
                    std::shared_ptr<const Work>& work) {
     Request request;
-    if (const auto status = request_of(parameters, context.device, request); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(request_of(parameters, context.device, request));
     if (request.width == 0 || request.height == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
+    SIM_TRY(resolve(c, request));
     work = std::make_shared<Copy>(request.to, request.from, request.width, request.height);
     return CUDA_SUCCESS;
 }
@@ -242,8 +237,7 @@ SIM_ENTRY(queued, 13000)
 cuMemcpyBatchAsync(Call& c, Context& context, CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
                    std::size_t count, CUmemcpyAttributes* attributes, std::size_t* firsts,
                    std::size_t attribute_count, CUstream handle) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (!to || !from || !bytes || count == 0 || !attributes || !firsts || attribute_count == 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->kind() == Stream::Kind::legacy) return CUDA_ERROR_INVALID_VALUE;
@@ -270,8 +264,7 @@ cuMemcpy3DBatchAsync(Call& c, Context& context, std::size_t count, CUDA_MEMCPY3D
             return CUDA_ERROR_NOT_SUPPORTED;
         const Request request{side(each->dst), side(each->src),    Expect::any,
                               Expect::any,     each->extent.width, each->extent.height};
-        const auto status = copy(c, context, handle, request, Wait::no);
-        if (status != CUDA_SUCCESS) return status;
+        SIM_TRY(copy(c, context, handle, request, Wait::no));
     }
     return CUDA_SUCCESS;
 }

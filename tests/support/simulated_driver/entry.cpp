@@ -47,7 +47,7 @@ CUresult admit(Entry entry) {
         if (current_life != Life::ready) return CUDA_ERROR_NOT_INITIALIZED;
         if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
     }
-    if (const auto status = Faults::instance().next_failure(entry); status != CUDA_SUCCESS) return status;
+    SIM_TRY(Faults::instance().next_failure(entry));
     if (point.trait == Trait::queued) return CUDA_SUCCESS;
     if (const auto time = Faults::instance().delay_of(entry); time.count() > 0)
         std::this_thread::sleep_for(time);
@@ -61,7 +61,7 @@ CUresult call(Entry entry, Body&& body) {
     const auto begin = std::chrono::steady_clock::now();
     ++Counts::instance().calls[static_cast<std::size_t>(entry)];
     const auto status = without_exceptions([&]() -> CUresult {
-        if (const auto refusal = admit(entry); refusal != CUDA_SUCCESS) return refusal;
+        SIM_TRY(admit(entry));
         const auto trait = entry_point(entry).trait;
         if (trait == Trait::early || trait == Trait::apart) {
             Call unlocked{entry, Driver::instance(), {}};
@@ -70,9 +70,7 @@ CUresult call(Entry entry, Body&& body) {
         const CallUnderWay under_way(entry);
         Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
         if (under_way.is_first_after_restore()) part_from_others(locked.driver);
-        if (trait == Trait::unsafe)
-            if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)
-                return refusal;
+        if (trait == Trait::unsafe) SIM_TRY(refuse_during_capture(locked.driver));
         return body(locked);
     });
     const auto time = std::chrono::steady_clock::now() - begin;
@@ -93,8 +91,7 @@ struct Exported<entry, CUresult(Arguments...)> {
                 return body(c, arguments...);
             } else {
                 std::shared_ptr<Context> context;
-                if (const auto status = current_context(c.driver, context); status != CUDA_SUCCESS)
-                    return status;
+                SIM_TRY(current_context(c.driver, context));
                 return body(c, *context, arguments...);
             }
         });

@@ -10,6 +10,7 @@
 #include "support/simulated_driver/checkpoint_gate.hpp"
 #include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/entry_points.hpp"
+#include "support/simulated_driver/tries.hpp"
 
 #include <chrono>
 #include <exception>

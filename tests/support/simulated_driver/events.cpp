@@ -45,8 +45,7 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
     const auto event = c.driver.events.find(handle);
     const auto stream = find_stream(c.driver, context, stream_handle);
     if (!event || !stream || event->context != stream->context.owner) return CUDA_ERROR_INVALID_HANDLE;
-    if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
     if (stream->capture) return record_captured(*stream, *event);
     const auto stamp = make_stamp(*event);
     const auto number = event->shared ? event->shared->record() : 0;
@@ -63,8 +62,7 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
 /// A call about an event: `body` gets it, and its context.
 template <class Body>
 CUresult with_event(Call& c, CUevent handle, Body&& body) {
-    const auto event = c.driver.events.find(handle);
-    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(event, c.driver.events.find(handle), CUDA_ERROR_INVALID_HANDLE);
     if (event->captured) return break_capture_of(*event);
     const auto context = find_context(c.driver, event->context->handle);
     return context->error() != CUDA_SUCCESS ? context->error() : body(*context, *event);
@@ -94,14 +92,14 @@ SIM_ENTRY(queued, 2000) cuEventRecord(Call& c, Context& context, CUevent event, 
 // Both are unsafe amid a capture, but of a captured event the driver says that first.
 SIM_ENTRY(safe, 2000) cuEventQuery(Call& c, CUevent handle) {
     return with_event(c, handle, [&](const Context& context, const Event& event) {
-        if (const auto status = refuse_during_capture(c.driver); status != CUDA_SUCCESS) return status;
+        SIM_TRY(refuse_during_capture(c.driver));
         return is_done(event) ? context.error() : CUDA_ERROR_NOT_READY;
     });
 }
 
 SIM_ENTRY(safe, 2000) cuEventSynchronize(Call& c, CUevent handle) {
     return with_event(c, handle, [&](const Context& context, const Event& event) {
-        if (const auto refusal = refuse_during_capture(c.driver); refusal != CUDA_SUCCESS) return refusal;
+        SIM_TRY(refuse_during_capture(c.driver));
         const auto tickets = tickets_of(event);
         const auto status = wait_for(c, context, std::vector<Ticket>(tickets));
         if (status == CUDA_SUCCESS) synchronize_pools(c.driver, tickets);
@@ -125,8 +123,7 @@ cuStreamWaitEvent(Call& c, Context& context, CUstream stream_handle, CUevent eve
     const auto stream = find_stream(c.driver, context, stream_handle);
     const auto event = c.driver.events.find(event_handle);
     if (!stream || !event) return CUDA_ERROR_INVALID_HANDLE;
-    if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
     if (event->captured) return wait_captured(stream, *event);
     if (stream->capture) {
         // Captured work may not depend on work outside of the capture.

@@ -26,7 +26,7 @@ CUresult add_node_of(Call& c, CUgraphNode* node, CUgraph handle, Dependencies de
     if (!node || !graph || !parameters || !std::all_of(dependencies.begin(), dependencies.end(), exists))
         return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<const Work> work;
-    if (const auto status = make(work); status != CUDA_SUCCESS) return status;
+    SIM_TRY(make(work));
     *node = add_node(c.driver, *graph, std::move(work));
     return CUDA_SUCCESS;
 }

@@ -42,7 +42,7 @@ public:
     CUresult run(const Execution& execution) const override {
         for (const auto& step : steps_) {
             if (execution.cancelled) break;
-            if (const auto status = step.work->run(execution); status != CUDA_SUCCESS) return status;
+            SIM_TRY(step.work->run(execution));
         }
         return CUDA_SUCCESS;
     }

@@ -13,8 +13,7 @@ SIM_ENTRY(safe, 12040)
 cuGreenCtxCreate(Call& c, CUgreenCtx* handle, CUdevResourceDesc, CUdevice device, unsigned flags) {
     if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     if (!handle || flags != CU_GREEN_CTX_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
-    const auto primary = retain_primary(c.driver, device);
-    if (!primary) return CUDA_ERROR_OUT_OF_MEMORY;
+    SIM_FIND(primary, retain_primary(c.driver, device), CUDA_ERROR_OUT_OF_MEMORY);
     const auto its_handle = reinterpret_cast<CUcontext>((std::uint64_t{1} << 40) + c.driver.next_id * 16);
     auto context = std::make_shared<Context>(its_handle, device, flags, c.driver.next_id++, false);
     context->owner = primary.get();
@@ -25,8 +24,7 @@ cuGreenCtxCreate(Call& c, CUgreenCtx* handle, CUdevResourceDesc, CUdevice device
 }
 
 SIM_ENTRY(safe, 12040) cuGreenCtxDestroy(Call& c, CUgreenCtx handle) {
-    const auto green = c.driver.green_contexts.remove(handle);
-    if (!green) return CUDA_ERROR_INVALID_CONTEXT;
+    SIM_FIND(green, c.driver.green_contexts.remove(handle), CUDA_ERROR_INVALID_CONTEXT);
     auto& context = *green->context;
     c.driver.contexts.remove(context.handle);
     forget_captures(c.driver, context);

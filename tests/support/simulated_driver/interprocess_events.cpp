@@ -85,8 +85,7 @@ bool SharedEvent::reached(std::uint64_t number) {
 } // namespace gpu_sleep::sim
 
 SIM_ENTRY(safe, 4010) cuIpcGetEventHandle(Call& c, CUipcEventHandle* handle, CUevent event) {
-    const auto found = c.driver.events.find(event);
-    if (!found) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(found, c.driver.events.find(event), CUDA_ERROR_INVALID_HANDLE);
     if (!handle || !found->shared) return CUDA_ERROR_INVALID_VALUE;
     *handle = found->shared->handle();
     return CUDA_SUCCESS;
@@ -94,8 +93,7 @@ SIM_ENTRY(safe, 4010) cuIpcGetEventHandle(Call& c, CUipcEventHandle* handle, CUe
 
 SIM_ENTRY(safe, 4010)
 cuIpcOpenEventHandle(Call& c, Context& context, CUevent* event, CUipcEventHandle handle) {
-    const auto shared = event ? SharedEvent::open(handle) : nullptr;
-    if (!shared) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(shared, event ? SharedEvent::open(handle) : nullptr, CUDA_ERROR_INVALID_VALUE);
     const auto opened = std::make_shared<Event>();
     opened->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
     opened->context = context.owner;

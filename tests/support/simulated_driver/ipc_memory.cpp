@@ -44,7 +44,7 @@ SIM_ENTRY(safe, 4010) cuIpcGetMemHandle(Call& c, Context&, CUipcMemHandle* handl
     if (!handle || plain == c.driver.plain.end() || plain->second.kind != PlainAllocation::Kind::allocated)
         return CUDA_ERROR_INVALID_VALUE;
     const auto memory = mapping->memory;
-    if (const auto status = share(c.driver, *memory); status != CUDA_SUCCESS) return status;
+    SIM_TRY(share(c.driver, *memory));
     const IpcTicket ticket{k_handle_magic, ::getpid(), memory->fd(), plain->second.bytes};
     *handle = {};
     std::memcpy(handle->reserved, &ticket, sizeof ticket);
@@ -68,7 +68,7 @@ SIM_ENTRY(safe, 4010) cuIpcCloseMemHandle(Call& c, Context& context, CUdeviceptr
     const auto found = c.driver.plain.find(address);
     if (found == c.driver.plain.end() || found->second.kind != PlainAllocation::Kind::imported)
         return CUDA_ERROR_INVALID_VALUE;
-    if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS) return status;
+    SIM_TRY(wait_for(c, context, all_work(context)));
     free_plain_memory(c.driver, address);
     return CUDA_SUCCESS;
 }

@@ -50,8 +50,7 @@ bool is_valid(const LaunchShape& shape) {
 
 CUresult launch(Call& c, Context& context, CUfunction handle, const LaunchShape& shape,
                 CUstream stream_handle, void** parameters, void** extra) {
-    const auto stream = find_stream(c.driver, context, stream_handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, stream_handle), CUDA_ERROR_INVALID_HANDLE);
     std::shared_ptr<const Work> work;
     const auto status = make_launch(c.driver, stream->context, handle, shape, parameters, extra, work);
     return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;

@@ -91,8 +91,7 @@ SIM_ENTRY(safe, 11020) cuMemPoolCreate(Call& c, CUmemoryPool* handle, const CUme
 }
 
 SIM_ENTRY(safe, 11020) cuMemPoolDestroy(Call& c, CUmemoryPool handle) {
-    const auto pool = c.driver.memory_pools.find(handle);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
     const auto& default_pool = c.driver.default_pools[static_cast<std::size_t>(pool->device)];
     if (pool == default_pool) return CUDA_ERROR_INVALID_VALUE;
     // What is still allocated goes when it is freed.
@@ -106,29 +105,25 @@ SIM_ENTRY(safe, 11020) cuMemPoolDestroy(Call& c, CUmemoryPool handle) {
 
 SIM_ENTRY(safe, 11020)
 cuMemPoolSetAttribute(Call& c, CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
-    const auto pool = c.driver.memory_pools.find(handle);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
     return value ? set_attribute(*pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_ENTRY(unsafe, 11020)
 cuMemPoolGetAttribute(Call& c, CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
-    const auto pool = c.driver.memory_pools.find(handle);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
     return value ? get_attribute(*pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_ENTRY(safe, 11020) cuMemPoolTrimTo(Call& c, CUmemoryPool handle, std::size_t bytes) {
-    const auto pool = c.driver.memory_pools.find(handle);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
     trim(c.driver, *pool, bytes);
     return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 11020)
 cuMemPoolSetAccess(Call& c, CUmemoryPool handle, const CUmemAccessDesc* descriptions, std::size_t count) {
-    const auto pool = c.driver.memory_pools.find(handle);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
     if (!descriptions && count > 0) return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < count; ++i) {
         const auto& location = descriptions[i].location;

@@ -22,8 +22,7 @@ bool is_synchronous(Entry entry) noexcept {
 }
 
 CUresult fill(Call& c, Context& context, const Fill& fill, CUstream handle) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (fill.width == 0 || fill.height == 0) return CUDA_SUCCESS;
     std::shared_ptr<const Work> work;
     const auto status = make_memset(c, context, fill, work);

@@ -21,8 +21,7 @@ CUresult load(Call& c, Context& context, CUmodule* handle, const void* image) {
 /// The function `name` of a module or library: the same handle each time.
 CUresult get_function(Driver& driver, Module& owner, CUmodule module, const char* name, CUfunction* handle) {
     if (!name || !handle) return CUDA_ERROR_INVALID_VALUE;
-    const auto kernel = KernelRegistry::instance().find(name);
-    if (!kernel) return CUDA_ERROR_NOT_FOUND;
+    SIM_FIND(kernel, KernelRegistry::instance().find(name), CUDA_ERROR_NOT_FOUND);
     auto& known = owner.functions[name];
     if (known == 0) {
         const auto function = std::make_shared<Function>(Function{kernel, module, owner.context});
@@ -69,8 +68,7 @@ cuModuleLoadFatBinary(Call& c, Context& context, CUmodule* module, const void* i
 }
 
 SIM_ENTRY(unsafe, 2000) cuModuleUnload(Call& c, Context&, CUmodule handle) {
-    const auto module = c.driver.modules.remove(handle);
-    if (!module) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(module, c.driver.modules.remove(handle), CUDA_ERROR_INVALID_HANDLE);
     forget_functions(c.driver, *module);
     return CUDA_SUCCESS;
 }
@@ -90,15 +88,13 @@ cuLibraryLoadData(Call& c, CUlibrary* handle, const void* image, CUjit_option*, 
 }
 
 SIM_ENTRY(unsafe, 12000) cuLibraryUnload(Call& c, CUlibrary handle) {
-    const auto library = c.driver.libraries.remove(handle);
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(library, c.driver.libraries.remove(handle), CUDA_ERROR_INVALID_HANDLE);
     forget_functions(c.driver, *library);
     return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 12000) cuLibraryGetKernel(Call& c, CUkernel* kernel, CUlibrary handle, const char* name) {
-    const auto library = c.driver.libraries.find(handle);
-    if (!library) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(library, c.driver.libraries.find(handle), CUDA_ERROR_INVALID_HANDLE);
     return get_function(c.driver, *library, nullptr, name, reinterpret_cast<CUfunction*>(kernel));
 }
 
@@ -112,14 +108,13 @@ SIM_ENTRY(safe, 12000) cuKernelGetFunction(Call& c, Context&, CUfunction* functi
 
 SIM_ENTRY(safe, 12040)
 cuKernelGetParamInfo(Call& c, CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes) {
-    const auto function = c.driver.functions.find(reinterpret_cast<CUfunction>(kernel));
-    if (!function) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(function, c.driver.functions.find(reinterpret_cast<CUfunction>(kernel)),
+             CUDA_ERROR_INVALID_HANDLE);
     return get_parameter(*function, index, offset, bytes);
 }
 
 SIM_ENTRY(safe, 12040)
 cuFuncGetParamInfo(Call& c, CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* bytes) {
-    const auto function = c.driver.functions.find(handle);
-    if (!function) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(function, c.driver.functions.find(handle), CUDA_ERROR_INVALID_HANDLE);
     return get_parameter(*function, index, offset, bytes);
 }

@@ -18,7 +18,7 @@ CUresult allocate(Call& c, const Context& context, void** pointer, std::size_t b
     range.bytes = bytes;
     range.owner = &context;
     std::uint64_t begin = 0;
-    if (const auto status = c.driver.host.allocate(range, begin); status != CUDA_SUCCESS) return status;
+    SIM_TRY(c.driver.host.allocate(range, begin));
     *pointer = reinterpret_cast<void*>(begin);
     return CUDA_SUCCESS;
 }

@@ -31,8 +31,7 @@ CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, P
 
 /// The mapping or page-locked range that an address lies in, as one thing to ask about.
 struct Found {
-    std::uint64_t begin = 0;
-    std::uint64_t bytes = 0;
+    std::uint64_t begin = 0, bytes = 0;
     const Mapping* mapping = nullptr; ///< null for host memory
     CUcontext context = nullptr;
     int device = 0;
@@ -187,13 +186,11 @@ cuMemAdvise(Call& c, CUdeviceptr address, std::size_t bytes, CUmem_advise, CUmem
 SIM_ENTRY(queued, 12020)
 cuMemPrefetchAsync(Call& c, Context& context, CUdeviceptr address, std::size_t bytes, CUmemLocation location,
                    unsigned flags, CUstream stream_handle) {
-    const auto stream = find_stream(c.driver, context, stream_handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, stream_handle), CUDA_ERROR_INVALID_HANDLE);
     if (flags != 0 || !is_managed(c.driver, address, bytes) || !is_place(c.driver, location))
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) return break_capture(*stream);
-    if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
     enqueue(*stream, {}, nullptr);
     return CUDA_SUCCESS;
 }
@@ -220,8 +217,7 @@ SIM_ENTRY(unsafe, 3020) cuMemFree(Call& c, CUdeviceptr address) {
         return CUDA_ERROR_INVALID_VALUE;
     if (!context) context = find_context(c.driver, plain->second.context->handle);
     // Like the real one, it waits for work that may still use the memory.
-    if (const auto status = wait_for(c, *context, work_on(c.driver, plain->second)); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(wait_for(c, *context, work_on(c.driver, plain->second)));
     if (!c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
     free_plain_memory(c.driver, address);
     return CUDA_SUCCESS;

@@ -49,8 +49,7 @@ bool queue_descriptor(int socket, const sockaddr_un& name, socklen_t length, int
 /// What a socket's name says.
 struct Share {
     int gpu = 0;
-    std::uint64_t inode = 0;
-    std::uint64_t bytes = 0;
+    std::uint64_t inode = 0, bytes = 0;
     char holder = 0;
     int process = 0;
 };
@@ -103,8 +102,7 @@ std::vector<SharedMemory> shared_memory() {
     if (!state.shares_memory()) return {};
     struct Found {
         SharedMemory memory;
-        bool is_held = false;
-        bool is_counted = false;
+        bool is_held = false, is_counted = false;
     };
     std::map<std::uint64_t, Found> found; // by inode
     const auto own_prefix = '@' + std::string(k_prefix) + machine() + '/';

@@ -22,9 +22,8 @@ CUresult capture_allocation(Driver& driver, Stream& stream, const MemoryPool& po
                             CUdeviceptr& address) {
     if (stream.capture->broken) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     std::shared_ptr<const AllocationNode> node;
-    const auto status = make_allocation_node(driver, stream.context, stream.capture->graph, pool.device,
-                                             pool.access, bytes, node);
-    if (status != CUDA_SUCCESS) return status;
+    SIM_TRY(make_allocation_node(driver, stream.context, stream.capture->graph, pool.device, pool.access,
+                                 bytes, node));
     address = node->memory().begin;
     return record(driver, stream, std::move(node));
 }
@@ -101,7 +100,6 @@ cuMemAllocFromPoolAsync(Call& c, Context& context, CUdeviceptr* address, std::si
 
 SIM_ENTRY(queued, 11020)
 cuMemFreeAsync(Call& c, Context& context, CUdeviceptr address, CUstream stream_handle) {
-    const auto stream = find_stream(c.driver, context, stream_handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, stream_handle), CUDA_ERROR_INVALID_HANDLE);
     return address == 0 ? CUDA_SUCCESS : free_in_turn(c, *stream, address);
 }

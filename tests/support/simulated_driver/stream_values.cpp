@@ -95,8 +95,7 @@ CUresult make_value(const Driver& driver, const Context& context, CUdeviceptr ad
 template <template <class> class Operation, class Number>
 CUresult operate(Call& c, Context& context, CUstream handle, CUdeviceptr address, Number value,
                  unsigned flags) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     std::shared_ptr<const Work> work;
     const auto status = make_value<Operation>(c.driver, context, address, value, flags, work);
     return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
@@ -124,7 +123,7 @@ CUresult make_operation(const Driver& driver, const Context& context, const CUst
 CUresult ValueOperations::run(const Execution& execution) const {
     for (const auto& part : parts_) {
         if (execution.cancelled) break;
-        if (const auto status = part->run(execution); status != CUDA_SUCCESS) return status;
+        SIM_TRY(part->run(execution));
     }
     return CUDA_SUCCESS;
 }
@@ -170,8 +169,7 @@ cuStreamWaitValue64(Call& c, Context& context, CUstream stream, CUdeviceptr addr
 SIM_ENTRY(queued, 11070)
 cuStreamBatchMemOp(Call& c, Context& context, CUstream handle, unsigned count,
                    CUstreamBatchMemOpParams* operations, unsigned flags) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (!operations || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<const Work> work;
     const auto status = make_operations(c.driver, context, {operations, count}, work);

@@ -49,8 +49,7 @@ cuStreamCreateWithPriority(Call& c, Context& context, CUstream* handle, unsigned
 }
 
 SIM_ENTRY(safe, 4000) cuStreamDestroy(Call& c, CUstream handle) {
-    const auto stream = c.driver.streams.remove(handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, c.driver.streams.remove(handle), CUDA_ERROR_INVALID_HANDLE);
     if (stream->capture) break_capture(*stream);
     if (stream->idle()) synchronize_pools(c.driver, {stream->last()});
     retire_stream(stream->context, *stream);
@@ -58,8 +57,7 @@ SIM_ENTRY(safe, 4000) cuStreamDestroy(Call& c, CUstream handle) {
 }
 
 SIM_ENTRY(unsafe, 2000) cuStreamQuery(Call& c, Context& context, CUstream handle) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (stream->capture) return break_capture(*stream);
     // The legacy stream is done when the blocking streams are.
     const auto& all = stream->context.streams;
@@ -71,11 +69,9 @@ SIM_ENTRY(unsafe, 2000) cuStreamQuery(Call& c, Context& context, CUstream handle
 }
 
 SIM_ENTRY(unsafe, 2000) cuStreamSynchronize(Call& c, Context& context, CUstream handle) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (stream->capture) return break_capture(*stream);
-    if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
     const auto owner = c.driver.contexts.find(stream->context.handle);
     // The legacy stream is done when the blocking streams are.
     const bool is_legacy = stream->kind() == Stream::Kind::legacy;
@@ -88,15 +84,13 @@ SIM_ENTRY(unsafe, 2000) cuStreamSynchronize(Call& c, Context& context, CUstream 
 }
 
 SIM_ENTRY(safe, 9020) cuStreamGetCtx(Call& c, Context& context, CUstream handle, CUcontext* owner) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     return give(owner, stream->context.handle);
 }
 
 SIM_ENTRY(queued, 10000)
 cuLaunchHostFunc(Call& c, Context& context, CUstream handle, CUhostFn function, void* data) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (!function) return CUDA_ERROR_INVALID_VALUE;
     return submit(c, *stream, std::make_shared<HostFunction>(function, data));
 }

@@ -116,7 +116,7 @@ SIM_ENTRY(safe, 10020)
 cuMemGetAllocationGranularity(Call& c, std::size_t* granularity, const CUmemAllocationProp* properties,
                               CUmemAllocationGranularity_flags) {
     if (!granularity) return CUDA_ERROR_INVALID_VALUE;
-    if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
+    SIM_TRY(check_properties(c.driver, properties));
     *granularity = k_granularity;
     return CUDA_SUCCESS;
 }
@@ -142,16 +142,15 @@ SIM_ENTRY(safe, 10020)
 cuMemCreate(Call& c, CUmemGenericAllocationHandle* handle, std::size_t bytes,
             const CUmemAllocationProp* properties, unsigned long long flags) {
     if (!handle || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
-    const auto memory = Physical::create(*pool_of(c.driver, properties->location), bytes, *properties);
-    if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+    SIM_TRY(check_properties(c.driver, properties));
+    SIM_FIND(memory, Physical::create(*pool_of(c.driver, properties->location), bytes, *properties),
+             CUDA_ERROR_OUT_OF_MEMORY);
     *handle = name_memory(c.driver, memory);
     return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 10020) cuMemRelease(Call& c, CUmemGenericAllocationHandle handle) {
-    const auto allocation = c.driver.allocations.find(handle);
-    if (!allocation) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(allocation, c.driver.allocations.find(handle), CUDA_ERROR_INVALID_VALUE);
     if (--allocation->references > 0) return CUDA_SUCCESS;
     if (allocation->memory->handle == handle) allocation->memory->handle = 0;
     c.driver.allocations.remove(handle);
@@ -194,13 +193,10 @@ cuMemSetAccess(Call& c, CUdeviceptr address, std::size_t bytes, const CUmemAcces
     if (!is_span(address, bytes) || !descriptions || count == 0 || c.driver.space.is_allocation(address))
         return CUDA_ERROR_INVALID_VALUE;
     std::uint32_t devices = 0;
-    for (std::size_t i = 0; i < count; ++i)
-        if (const auto status = devices_of(c.driver, descriptions[i], devices); status != CUDA_SUCCESS)
-            return status;
+    for (std::size_t i = 0; i < count; ++i) SIM_TRY(devices_of(c.driver, descriptions[i], devices));
     for (std::size_t i = 0; i < count; ++i) {
         devices_of(c.driver, descriptions[i], devices);
-        const auto status = c.driver.space.set_access(address, bytes, devices, descriptions[i].flags);
-        if (status != CUDA_SUCCESS) return status;
+        SIM_TRY(c.driver.space.set_access(address, bytes, devices, descriptions[i].flags));
     }
     return CUDA_SUCCESS;
 }
@@ -240,7 +236,7 @@ cuMemExportToShareableHandle(Call& c, void* shareable, CUmemGenericAllocationHan
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (requested & type) == 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (allocation->memory->is_imported()) return CUDA_ERROR_INVALID_VALUE;
-    if (const auto status = share(c.driver, *allocation->memory); status != CUDA_SUCCESS) return status;
+    SIM_TRY(share(c.driver, *allocation->memory));
     gpu_sleep::UniqueFd fd = allocation->memory->export_fd();
     if (!fd) return CUDA_ERROR_OPERATING_SYSTEM;
     *static_cast<int*>(shareable) = fd.release();
@@ -256,8 +252,7 @@ cuMemImportFromShareableHandle(Call& c, CUmemGenericAllocationHandle* handle, vo
         *handle = make_handle(c.driver, own); // not the one that was exported
         return CUDA_SUCCESS;
     }
-    const auto imported = Physical::import(fd);
-    if (!imported) return CUDA_ERROR_UNKNOWN;
+    SIM_FIND(imported, Physical::import(fd), CUDA_ERROR_UNKNOWN);
     if (imported->properties().location.id >= c.driver.device_count()) return CUDA_ERROR_INVALID_VALUE;
     *handle = name_memory(c.driver, imported);
     return CUDA_SUCCESS;
