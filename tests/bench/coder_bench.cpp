@@ -245,12 +245,10 @@ private:
     DeviceSession& session_;
     const BlockCoder& coder_;
     const std::size_t blocks_;
-    DeviceMemory original_;
-    DeviceMemory returned_;
+    DeviceMemory original_, returned_;
     std::unique_ptr<MappedBuffer> buffer_;
     std::array<CUstream, k_slots> streams_{};
-    Bytes worst_ = 0;
-    Bytes coded_ = 0;
+    Bytes worst_ = 0, coded_ = 0;
     bool has_raw_ = false;
 };
 

@@ -65,11 +65,9 @@ Result<void> measure_ranges(const driver::Api& api, std::size_t count, unsigned 
     sleep::Control control;
     const auto tag = ledger.tag_id("weights");
     std::vector<driver::DeviceAddress> addresses;
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < count; ++i)
         addresses.push_back(GPU_SLEEP_TRY(heap.allocate(0, tag, k_range_bytes)));
-    }
-    std::vector<double> slept;
-    std::vector<double> woken;
+    std::vector<double> slept, woken;
     model::SleepRequest request;
     request.level = model::Level::drop;
     for (unsigned i = 0; i < repeats; ++i) {

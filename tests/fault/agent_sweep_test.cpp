@@ -87,11 +87,9 @@ private:
     CUcontext primary_[2] = {};
     CUcontext own_ = nullptr;
     CUstream stream_ = nullptr;
-    CUfunction spin_ = nullptr;
-    CUfunction add_ = nullptr;
+    CUfunction spin_ = nullptr, add_ = nullptr;
     std::optional<Callbacks> callbacks_;
-    int prepared_ = 0;
-    int resumed_ = 0;
+    int prepared_ = 0, resumed_ = 0;
 };
 
 /// Has a command do something with this process. Returns its exit status.

@@ -55,8 +55,7 @@ public:
     }
 
 private:
-    fs::path file_;
-    fs::path away_;
+    fs::path file_, away_;
 };
 
 } // namespace

@@ -452,8 +452,7 @@ TEST_CASE("Live: a move survives the failure of every driver call", "[live]") {
     if (direction == Direction::to_device) REQUIRE(move(fixture, back));
     const auto handles = sim_live_objects().handles;
     std::uint64_t lost = 0;
-    int failures = 0;
-    int slept = 0;
+    int failures = 0, slept = 0;
     std::uint8_t value = 0;
     for_each_call([&](int call) {
         // The test's own write must not fail: it comes before the calls are counted.

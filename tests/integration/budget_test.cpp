@@ -86,9 +86,7 @@ auto count_asleep() {
 }
 
 void check_bytes_after_wake(const std::vector<std::unique_ptr<Host>>& all) {
-    for (const auto& host : all) {
-        host->wake_whole();
-    }
+    for (const auto& host : all) host->wake_whole();
 }
 
 } // namespace

@@ -106,8 +106,7 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
 }
 
 TEST_CASE("Commands: several processes are asked at once, and the status is the worst", "[quick][commands]") {
-    LoadedHost one;
-    LoadedHost other;
+    LoadedHost one, other;
     const auto first = std::to_string(one.pid());
     const auto second = std::to_string(other.pid());
     const auto ask = [&](const std::string& command, Arguments words) {

@@ -432,8 +432,7 @@ TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") 
     const Machine machine;
     const auto variables =
         with(machine.devices.environment(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
-    Model first(variables);
-    Model second(variables);
+    Model first(variables), second(variables);
     first.request();
     if (!can_sleep) REQUIRE(first.host.command("gpu-inhibit").status == 0);
     second.begin_request();

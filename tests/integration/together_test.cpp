@@ -40,9 +40,7 @@ public:
     }
     void check_all_awake() {
         CHECK(count("awake") >= size()); // and others of the test
-        for (auto& host : hosts_) {
-            host.check_whole();
-        }
+        for (auto& host : hosts_) host.check_whole();
     }
     /// Whatever state they are in, the next command completes it, and nothing is lost.
     void check_completes() {

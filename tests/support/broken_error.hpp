@@ -46,8 +46,7 @@ public:
     void close_reader() { reader_.reset(); }
 
 private:
-    UniqueFd before_;
-    UniqueFd reader_;
+    UniqueFd before_, reader_;
 };
 
 } // namespace gpu_sleep::test

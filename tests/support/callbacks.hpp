@@ -32,8 +32,7 @@ public:
     [[nodiscard]] int id() const noexcept { return id_; }
 
 private:
-    Function before_sleep_;
-    Function after_wake_;
+    Function before_sleep_, after_wake_;
     int id_ = 0;
 };
 

@@ -74,8 +74,7 @@ public:
 private:
     CUdevice device_;
     CUmemGenericAllocationHandle handle_ = 0;
-    bool mapped_ = false;
-    bool abandoned_ = false;
+    bool mapped_ = false, abandoned_ = false;
 };
 
 /// Page-locked host memory of the program's own, registered: pages that nothing else lies in, since a driver

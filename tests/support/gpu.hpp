@@ -51,8 +51,7 @@ public:
     /// Free memory of the device. Makes its context current.
     [[nodiscard]] Bytes free_bytes() const {
         enter();
-        std::size_t free = 0;
-        std::size_t total = 0;
+        std::size_t free = 0, total = 0;
         check(cuMemGetInfo(&free, &total));
         return free;
     }

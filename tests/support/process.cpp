@@ -28,8 +28,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct Pipe {
-    UniqueFd read;
-    UniqueFd write;
+    UniqueFd read, write;
 };
 
 Pipe make_pipe() {
@@ -54,8 +53,7 @@ public:
     }
 
 private:
-    sigset_t signal_{};
-    sigset_t before_{};
+    sigset_t signal_{}, before_{};
 };
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {

@@ -47,8 +47,7 @@ TEST_CASE("Background call: an exception is an error", "[background_call]") {
 }
 
 TEST_CASE("Background call: one that nobody waits for goes on by itself", "[background_call]") {
-    std::promise<void> go_on;
-    std::promise<void> has_gone_on;
+    std::promise<void> go_on, has_gone_on;
     {
         const auto call = BackgroundCall::start([&]() -> Result<void> {
             go_on.get_future().wait();

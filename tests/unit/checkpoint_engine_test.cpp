@@ -91,8 +91,7 @@ struct Case {
     std::map<std::string, ErrorCode> failures;
     State after;
     std::optional<ErrorCode> code;
-    std::string words{};
-    std::string breaks{};
+    std::string words{}, breaks{};
 };
 
 } // namespace

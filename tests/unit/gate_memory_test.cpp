@@ -30,8 +30,7 @@ private:
 
 TEST_CASE_METHOD(OpenGate, "Gate: a thread without memory for a seat is seen inside", "[gate]") {
     const AllSeatsTaken taken;
-    std::atomic<bool> may_leave{false};
-    std::atomic<bool> is_inside{false};
+    std::atomic<bool> may_leave{false}, is_inside{false};
     std::thread thread([&] {
         for (int i = 0; i < 2; ++i) { // the seat stays nobody's own
             t_allocations_left = 0;

@@ -373,12 +373,9 @@ TEST_CASE_METHOD(OpenGate,
                  "Gate: a call that its thread has left by a jump is not waited for once it calls again",
                  "[gate]") {
     const bool asks = GENERATE(false, true);
-    std::atomic<bool> is_out{false};
-    std::atomic<bool> may_call{false};
-    std::atomic<bool> has_called{false};
+    std::atomic<bool> is_out{false}, may_call{false}, has_called{false};
     const bool goes_deeper = GENERATE(false, true);
-    std::atomic<bool> may_go_on{false};
-    std::atomic<bool> is_through{false};
+    std::atomic<bool> may_go_on{false}, is_through{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 0) == 0) {
             if (asks)
@@ -428,8 +425,7 @@ TEST_CASE_METHOD(OpenGate,
 TEST_CASE_METHOD(OpenGate, "Gate: a thread may jump away from it while it waits", "[gate]") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_out{false};
-    std::atomic<bool> may_go_on{false};
+    std::atomic<bool> is_out{false}, may_go_on{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
         is_out = true;
@@ -466,8 +462,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a handler may call while its thread is held, w
         errno = errno_before;
     });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_inside{false};
-    std::atomic<bool> may_leave{false};
+    std::atomic<bool> is_inside{false}, may_leave{false};
     std::thread thread([&] {
         const Passage passage(Touch::submits, "cuTouch");
         CHECK(passes(Touch::submits));
@@ -504,9 +499,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a held call keeps its place, whatever a handle
         errno = errno_before;
     });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_inside{false};
-    std::atomic<bool> may_jump{false};
-    std::atomic<bool> is_through{false};
+    std::atomic<bool> is_inside{false}, may_jump{false}, is_through{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 0) == 0)
             deep_in_the_stack([&] {
@@ -565,8 +558,7 @@ TEST_CASE_METHOD(
     "[gate]") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_out{false};
-    std::atomic<bool> may_end{false};
+    std::atomic<bool> is_out{false}, may_end{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
         is_out = true;
@@ -588,8 +580,7 @@ TEST_CASE_METHOD(
 
 TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves that counted", "[gate]") {
     constexpr std::size_t k_half = std::size_t{1} << 18;
-    static ucontext_t s_within;
-    static ucontext_t s_after;
+    static ucontext_t s_within, s_after;
     static bool s_handles;
     s_handles = GENERATE(false, true);
     void* const memory =
@@ -604,8 +595,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves t
             errno = errno_before;
         },
         SA_ONSTACK);
-    static std::atomic<bool> s_is_inside;
-    static std::atomic<bool> s_may_leave;
+    static std::atomic<bool> s_is_inside, s_may_leave;
     s_is_inside = s_may_leave = false;
     const auto body = [](void*) -> void* {
         std::array<char, 1 << 16> above; // a stack of handlers in the thread's own, above the call
@@ -655,10 +645,8 @@ TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed", "[gate]"
         std::atomic<int> passes{0};
     };
     std::array<Place, k_threads> places;
-    std::atomic<bool> is_closed{false};
-    std::atomic<bool> is_over{false};
-    std::atomic<int> met_closed{0};
-    std::atomic<int> refused{0};
+    std::atomic<bool> is_closed{false}, is_over{false};
+    std::atomic<int> met_closed{0}, refused{0};
     std::vector<std::thread> threads;
     for (auto& place : places)
         threads.emplace_back([&] {
@@ -676,8 +664,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed", "[gate]"
             return sum + place.passes.load(std::memory_order_relaxed);
         });
     };
-    int closings = 0;
-    int found_inside = 0;
+    int closings = 0, found_inside = 0;
     for (; closings < k_closings; ++closings) {
         const auto before = passes_of_all();
         if (!becomes_true([&] { return passes_of_all() > before + k_threads; })) break;

@@ -83,8 +83,7 @@ Counts counts_of(Registry& registry) {
 } // namespace
 
 TEST_CASE("Registry: a context goes out of all books of one root alone", "[registry]") {
-    Registry one;
-    Registry other;
+    Registry one, other;
     fill(one);
     fill(other);
     const auto all = counts_of(other);

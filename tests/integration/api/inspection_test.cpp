@@ -326,8 +326,7 @@ TEST_CASE("Inspection: a checked gate holds the calls that name what sleeps, and
 TEST_CASE("Inspection: a callback is refused the calls that name what sleeps, and no other", "[api]") {
     const TwoTags tags;
     sleep("weights");
-    std::vector<CUresult> awake;
-    std::vector<CUresult> asleep;
+    std::vector<CUresult> awake, asleep;
     const Callbacks callbacks([&](const gpu_sleep_event*) {
         cuCtxSetCurrent(tags.context);
         awake = make_all(tags.cache.address());
@@ -378,8 +377,7 @@ TEST_CASE("Inspection: what describes or copies a graph is answered while the me
     const auto copy = copy_of(tags.weights.address());
     const auto fill = fill_of(tags.weights.address());
     CUgraph graph = nullptr;
-    CUgraphNode copying = nullptr;
-    CUgraphNode filling = nullptr;
+    CUgraphNode copying = nullptr, filling = nullptr;
     check(cuGraphCreate(&graph, 0));
     check(cuGraphAddMemcpyNode(&copying, graph, nullptr, 0, &copy, tags.context));
     check(cuGraphAddMemsetNode(&filling, graph, &copying, 1, &fill, tags.context));

@@ -333,8 +333,7 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
         CHECK(time_of([&] { wake(tag); }) >= k_copy);
     }
     constexpr int k_tries = 5; // the machine may have been busy
-    bool has_slept = false;
-    bool has_woken = false;
+    bool has_slept = false, has_woken = false;
     for (int i = 0; i < k_tries && !(has_slept && has_woken); ++i) {
         change();
         has_slept |= time_of([] { sleep(); }) < 2 * k_copy;

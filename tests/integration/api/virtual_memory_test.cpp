@@ -44,8 +44,7 @@ public:
     }
 
     static constexpr std::size_t bytes = 3 * k_part;
-    CUdeviceptr begin = 0;
-    CUdeviceptr last = 0;
+    CUdeviceptr begin = 0, last = 0;
 };
 
 bool has_access(CUdeviceptr address, int device) {

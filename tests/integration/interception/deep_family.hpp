@@ -45,9 +45,7 @@ public:
 
     /// How many are awake, and asleep; those that are deep are asleep as well.
     struct States {
-        std::size_t awake = 0;
-        std::size_t asleep = 0;
-        std::size_t deep = 0;
+        std::size_t awake = 0, asleep = 0, deep = 0;
     };
     /// As gpu-ps says: one for all, for each takes its time.
     [[nodiscard]] States states() const { return states_in(run(launch("gpu-ps", {root(), "--json"}))); }

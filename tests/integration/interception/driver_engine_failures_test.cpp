@@ -60,9 +60,8 @@ TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]
         pause_for(Milliseconds(50));
     };
     stop();
-    for (const std::string command : {"sleep", "gpu-wake", "gpu-ps"}) {
+    for (const std::string command : {"sleep", "gpu-wake", "gpu-ps"})
         const auto late = ended(machine.command(command), 4);
-    }
     machine.host.process().signal(SIGCONT);
     REQUIRE(machine.command("sleep").status == 0);
     stop();

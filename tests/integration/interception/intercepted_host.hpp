@@ -47,8 +47,7 @@ public:
 
 /// One of its memories.
 struct Piece {
-    std::string number;
-    std::string address;
+    std::string number, address;
     std::string hash; ///< of the random bytes in it
 };
 

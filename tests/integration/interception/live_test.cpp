@@ -224,9 +224,8 @@ TEST_CASE("Live: a program whose threads end contexts moves all the same", "[liv
 TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]") {
     Captured without(k_linked, {"GPU_SLEEP_SIM_HOST_NUMA=0"});
     const auto piece = make_piece(without, "plain", k_piece_bytes);
-    for (const auto& options : {Arguments{}, Arguments{"--dry-run"}}) {
+    for (const auto& options : {Arguments{}, Arguments{"--dry-run"}})
         CHECK_THAT(ended(go_live(without, options), 1).out, mentions("cannot map host memory"));
-    }
     CHECK(host_backed(without) == 0);
     check_intact(without, piece);
 
@@ -254,8 +253,7 @@ TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]"
 }
 
 TEST_CASE("Live: what runs from host memory is shared as it is, and stays there", "[live]") {
-    Captured giver(k_linked);
-    Captured taker(k_linked);
+    Captured giver(k_linked), taker(k_linked);
     auto given = make_piece(giver, "plain", k_piece_bytes);
     REQUIRE(go_live(giver).status == 0);
     const auto opened =

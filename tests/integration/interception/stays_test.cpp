@@ -43,8 +43,7 @@ std::string residual(Host& host, const std::string& kind, const std::string& fie
 TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes sleeps", "[quick][stays]") {
     const auto way = GENERATE(k_linked, k_runtime);
     INFO(way.name);
-    Captured giver(way);
-    Captured taker(way);
+    Captured giver(way), taker(way);
     auto given = make_piece(giver, "shared", k_piece_bytes);
     const auto of_giver = make_piece(giver, "vmm2", k_piece_bytes);
     const auto of_taker = make_piece(taker, "plain", k_piece_bytes);
@@ -78,8 +77,7 @@ TEST_CASE("Stays: memory shared by a descriptor, whichever of its processes slee
 }
 
 TEST_CASE("Stays: memory is exported once it is awake", "[stays]") {
-    Captured giver(k_runtime);
-    Captured taker(k_runtime);
+    Captured giver(k_runtime), taker(k_runtime);
     const Scratch scratch;
     const auto path = scratch.file("socket");
     const auto given = make_piece(giver, "shared", k_piece_bytes);
@@ -100,8 +98,7 @@ TEST_CASE("Stays: memory is exported once it is awake", "[stays]") {
 }
 
 TEST_CASE("Stays: handles of shared memory are released while it sleeps", "[stays]") {
-    Captured giver(k_runtime);
-    Captured taker(k_runtime);
+    Captured giver(k_runtime), taker(k_runtime);
     const auto given = make_piece(giver, "shared", k_piece_bytes);
     const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
     const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);
@@ -126,8 +123,7 @@ TEST_CASE("Stays: handles of shared memory are released while it sleeps", "[stay
 
 TEST_CASE("Stays: shared memory outlives either of its processes", "[stays]") {
     const bool kills_giver = GENERATE(false, true);
-    Captured giver(k_runtime);
-    Captured taker(k_runtime);
+    Captured giver(k_runtime), taker(k_runtime);
     const auto given = make_piece(giver, "shared", k_piece_bytes);
     const auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
     const auto private_to_taker = make_piece(taker, "plain", k_piece_bytes);

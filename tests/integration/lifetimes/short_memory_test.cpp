@@ -108,8 +108,7 @@ TEST_CASE_METHOD(OnStream,
                  "[short_memory]") {
     const auto other = make_stream();
     const auto fill = kernel("sim_fill");
-    CUdeviceptr block = 0;
-    CUdeviceptr again = 0;
+    CUdeviceptr block = 0, again = 0;
     std::optional<Gate> gate;
     sweep(
         [&] {
@@ -206,8 +205,7 @@ TEST_CASE_METHOD(Devices, "Short memory: an allocation is made so that it can sl
     CUdeviceptr address = 0;
     CUresult status = CUDA_SUCCESS;
     std::uint64_t before = 0;
-    int count = 0;
-    int refused = 0;
+    int count = 0, refused = 0;
     sweep(
         [&] {
             const auto tag = has_new_tag ? "tag" + std::to_string(++count) : "tag";

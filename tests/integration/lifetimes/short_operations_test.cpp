@@ -42,8 +42,7 @@ public:
     }
     [[nodiscard]] std::size_t bytes() const { return memory_.size() * k_each; }
 
-    int prepared = 0;
-    int resumed = 0;
+    int prepared = 0, resumed = 0;
 
 private:
     [[nodiscard]] CUdeviceptr address(std::size_t i) const {

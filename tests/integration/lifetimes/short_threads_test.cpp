@@ -33,8 +33,7 @@ public:
     }
 
 private:
-    int before_;
-    int file_;
+    int before_, file_;
 };
 
 } // namespace

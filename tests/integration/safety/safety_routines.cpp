@@ -39,8 +39,7 @@ struct UsesCudaAtItsEnd : NotCopied {
         std::printf("%s %s %s\n", name, touched == 0 ? "touched" : "refused", freed == 0 ? "freed" : "kept");
     }
     const char* name;
-    CUdeviceptr kept = 0;
-    CUdeviceptr given = 0;
+    CUdeviceptr kept = 0, given = 0;
 };
 
 UsesCudaAtItsEnd g_early("global");

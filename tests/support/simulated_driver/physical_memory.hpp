@@ -113,8 +113,7 @@ private:
         : pool_(pool), offset_(offset), bytes_(bytes), properties_(properties) {}
 
     PhysicalPool* pool_; ///< null for imported memory
-    std::uint64_t offset_;
-    std::uint64_t bytes_;
+    std::uint64_t offset_, bytes_;
     CUmemAllocationProp properties_;
     UniqueFd own_file_;
     UniqueFd share_; ///< holds it for this process

@@ -80,8 +80,7 @@ private:
     SharedState();
     void claim();
 
-    int file_ = -1;
-    int own_ = 0;
+    int file_ = -1, own_ = 0;
     Table* table_ = nullptr;
 };
 

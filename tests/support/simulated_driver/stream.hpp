@@ -94,8 +94,7 @@ private:
     const Kind kind_;
     const std::shared_ptr<Timeline> timeline_ = std::make_shared<Timeline>();
     std::uint64_t submitted_ = 0; ///< guarded by the driver's lock
-    std::atomic<bool> closing_{false};
-    std::atomic<bool> abandoned_{false};
+    std::atomic<bool> closing_{false}, abandoned_{false};
     std::mutex mutex_; ///< guards queue_
     std::condition_variable queued_;
     std::deque<Item> queue_;

@@ -54,9 +54,7 @@ const Agent& agent() {
 /// What all threads share.
 struct Totals {
     std::atomic<bool> stops{false};
-    std::atomic<std::uint64_t> iterations{0};
-    std::atomic<std::uint64_t> launches{0};
-    std::atomic<std::uint64_t> captures{0};
+    std::atomic<std::uint64_t> iterations{0}, launches{0}, captures{0};
 };
 Totals g_totals;
 
@@ -174,10 +172,8 @@ private:
     std::minstd_rand random_;
     CUstream stream_ = nullptr;
     CUmodule module_ = nullptr;
-    Memory counter_;
-    Memory kept_;
-    std::uint64_t kept_seed_ = 0;
-    std::uint64_t expected_ = 0;
+    Memory counter_, kept_;
+    std::uint64_t kept_seed_ = 0, expected_ = 0;
     std::vector<std::uint64_t> host_;
 };
 
