@@ -31,6 +31,14 @@ struct Machine {
                     {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_NAME=" + name, "GPU_SLEEP_ON_TOUCH=wake",
                      "GPU_SLEEP_MAKE_ROOM=1", fmt::format("GPU_SLEEP_MIN_AWAKE={}", min_awake_ms)});
     }
+    /// gpu-reclaim for 40 MiB of a GPU.
+    [[nodiscard]] Launch need(const std::string& gpu, const Configuration& config,
+                              const Arguments& more = {}) const {
+        return {
+            with({command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--config", config.file()},
+                 more),
+            devices.environment()};
+    }
     /// A command that sees this machine's GPUs by NVML, or has to ask agents.
     [[nodiscard]] Output run(const std::string& command, Arguments arguments, bool has_nvml) const {
         arguments.insert(arguments.begin(), command_file(command));
@@ -251,9 +259,7 @@ TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else
     auto other = line_for(second.host);
     REQUIRE(other.lock());
     const Configuration always("[reclaim]\nmin-awake = \"0s\"\n");
-    Process need(
-        Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--config", always.file()},
-               machine.devices.environment()});
+    Process need(machine.need(gpu, always));
     await_open(need, "room-" + gpu); // it knows how all stand, and waits for its turn
     second.host.wake();
     other.unlock();
@@ -271,9 +277,7 @@ TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come
     const auto line = line_for(second.host);
     first.request();
     const Configuration later(fmt::format("[reclaim]\nmin-awake = \"{}ms\"\n", min_awake));
-    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--wait", "60s",
-                         "--config", later.file()},
-                        machine.devices.environment()});
+    Process need(machine.need(gpu, later, {"--wait", "60s"}));
     REQUIRE(becomes_true([&] { return line.before() == 1; }));
     second.begin_request();
     REQUIRE(second.shows(k_place, "2"));
@@ -292,9 +296,7 @@ TEST_CASE("Room: gpu-reclaim --need --wait lets wakes that have room go first wh
     Model first(machine.model("first"));
     first.request();
     const Configuration later("[reclaim]\nmin-awake = \"1h\"\n");
-    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", first.host.report(k_uuid),
-                         "--wait", "30s", "--config", later.file()},
-                        machine.devices.environment()});
+    Process need(machine.need(first.host.report(k_uuid), later, {"--wait", "30s"}));
     REQUIRE(becomes_true([&] { return mentions("waits at most").match(need.errors()); }));
     CHECK(small.tell("check 0") == "intact");
     CHECK_FALSE(need.wait_for(Milliseconds(0)));
@@ -308,9 +310,7 @@ TEST_CASE("Room: gpu-reclaim --need --wait tells also of whom it put to sleep be
     for (auto* const host : {&first, &second}) host->tell("alloc weights 16777216 0");
     second.tell("callback linger 100");
     const Configuration always("[reclaim]\nmin-awake = \"0s\"\n");
-    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", first.report(k_uuid),
-                         "--wait", "60s", "--config", always.file(), "--json"},
-                        machine.devices.environment()});
+    Process need(machine.need(first.report(k_uuid), always, {"--wait", "60s", "--json"}));
     REQUIRE(becomes_true([&] { return first.state() == "asleep"; }));
     pause_for(Milliseconds(500)); // longer than the callback may take
     second.tell("let_go");
