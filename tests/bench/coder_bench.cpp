@@ -9,6 +9,7 @@
 #include "driver/context.hpp"
 #include "driver/device_session.hpp"
 #include "support/blocks.hpp"
+#include "support/not_copied.hpp"
 
 #include <CLI/CLI.hpp>
 #include <cuda.h>
@@ -72,11 +73,9 @@ double seconds_of(const std::function<void()>& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-class DeviceMemory {
+class DeviceMemory : test::NotCopied {
 public:
     explicit DeviceMemory(Bytes bytes) { check(cuMemAlloc(&address_, bytes), "cuMemAlloc"); }
-    DeviceMemory(const DeviceMemory&) = delete;
-    DeviceMemory& operator=(const DeviceMemory&) = delete;
     ~DeviceMemory() { cuMemFree(address_); }
     [[nodiscard]] CUdeviceptr address() const { return address_; }
 
@@ -85,7 +84,7 @@ private:
 };
 
 /// Populated by threads, then pinned, as the product does.
-class PinnedMemory {
+class PinnedMemory : test::NotCopied {
 public:
     PinnedMemory(const Api& api, Bytes bytes) : api_(api), bytes_(bytes) {
         void* const memory =
@@ -103,8 +102,6 @@ public:
         threads.clear();
         check(pin_host_memory(api, {data_, bytes_}));
     }
-    PinnedMemory(const PinnedMemory&) = delete;
-    PinnedMemory& operator=(const PinnedMemory&) = delete;
     ~PinnedMemory() {
         static_cast<void>(unpin_host_memory(api_, {data_, bytes_}));
         ::munmap(data_, bytes_);
@@ -118,7 +115,7 @@ private:
 };
 
 /// Blocks of one content on the device, and a second place for what comes back.
-class Subject {
+class Subject : test::NotCopied {
 public:
     Subject(const Api& api, DeviceSession& session, const BlockCoder& coder, std::size_t blocks,
             const test::ByteVector& sample)
@@ -138,8 +135,6 @@ public:
             has_raw_ = has_raw_ || task.plan.block_class == codec::BlockClass::raw;
         }
     }
-    Subject(const Subject&) = delete;
-    Subject& operator=(const Subject&) = delete;
     ~Subject() {
         for (auto* stream : streams_) cuStreamDestroy(stream);
     }
@@ -249,12 +244,10 @@ private:
     DeviceSession& session_;
     const BlockCoder& coder_;
     const std::size_t blocks_;
-    DeviceMemory original_;
-    DeviceMemory returned_;
+    DeviceMemory original_, returned_;
     std::unique_ptr<MappedBuffer> buffer_;
     std::array<CUstream, k_slots> streams_{};
-    Bytes worst_ = 0;
-    Bytes coded_ = 0;
+    Bytes worst_ = 0, coded_ = 0;
     bool has_raw_ = false;
 };
 

@@ -43,8 +43,7 @@ void measure_driver_alone(Bench& bench, const std::string& name, const std::vect
     static_cast<void>(subject.free_gpu_memory()); // its context is made then
     constexpr Milliseconds k_patience{60'000};
     const auto pid = subject.pid();
-    std::vector<double> slept;
-    std::vector<double> woken;
+    std::vector<double> slept, woken;
     constexpr int k_cycles = 2; // of which the first makes its host memory
     for (int i = 0; i < k_cycles; ++i) {
         bench.pause();

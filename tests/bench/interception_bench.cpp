@@ -132,8 +132,7 @@ void add_pair(bench::Figures& figures, const std::string& name, unsigned repeats
 }
 
 Result<bench::Figures> run(const Options& options) {
-    auto api = driver::Api::load();
-    if (!api) return std::move(api).error();
+    auto api = GPU_SLEEP_TRY(driver::Api::load());
     if (Calls(&::dlsym).launch == Calls(&find_symbol).launch)
         return make_error(ErrorCode::invalid_argument, "nothing is intercepted here: run it under gpu-run");
     // The program's own cuInit, which starts the agent.
@@ -143,18 +142,16 @@ Result<bench::Figures> run(const Options& options) {
     CUcontext held = nullptr;
     reinterpret_cast<decltype(&::cuDevicePrimaryCtxRetain)>(::dlsym(driver, "cuDevicePrimaryCtxRetain"))(
         &held, 0);
-    auto context = driver::PrimaryContext::retain(*api, 0);
-    if (!context) return std::move(context).error();
-    const driver::CurrentContext current(*api, context->get());
+    auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(api, 0));
+    const driver::CurrentContext current(api, context.get());
     CUmodule module = nullptr;
     CUfunction kernel = nullptr;
-    GPU_SLEEP_DRIVER_TRY(*api, cuModuleLoadData, "cannot load a kernel", &module, driver::kernel_image());
-    GPU_SLEEP_DRIVER_TRY(*api, cuModuleGetFunction, "cannot find a kernel", &kernel, module,
+    GPU_SLEEP_DRIVER_TRY(api, cuModuleLoadData, "cannot load a kernel", &module, driver::kernel_image());
+    GPU_SLEEP_DRIVER_TRY(api, cuModuleGetFunction, "cannot find a kernel", &kernel, module,
                          driver::k_fingerprint_kernel);
 
     char name[256] = {};
-    GPU_SLEEP_DRIVER_TRY(*api, cuDeviceGetName, "cannot ask for the device's name", name, sizeof(name) - 1,
-                         0);
+    GPU_SLEEP_DRIVER_TRY(api, cuDeviceGetName, "cannot ask for the device's name", name, sizeof(name) - 1, 0);
     bench::Figures figures("interception_bench",
                            fmt::format("{}; the limit is of the same call without interception", name));
     add_passages(figures, options);
@@ -172,7 +169,7 @@ Result<bench::Figures> run(const Options& options) {
     for (const auto bytes : {Bytes{4096}, 256 * k_kib, 2 * k_mib, 20 * k_mib, 256 * k_mib})
         add("allocate and free ", bytes, false);
     for (const auto bytes : {Bytes{4096}, k_mib, 20 * k_mib}) add("the same in stream order, ", bytes, true);
-    GPU_SLEEP_DRIVER_TRY(*api, cuModuleUnload, "cannot unload a kernel", module);
+    GPU_SLEEP_DRIVER_TRY(api, cuModuleUnload, "cannot unload a kernel", module);
     return figures;
 }
 

@@ -25,8 +25,7 @@ void measure_wakes(Bench& bench, const Subject& retaining, const Subject& forget
         return subject.wake();
     };
     cycle(retaining); // nothing was retained before it
-    std::vector<Timed> with;
-    std::vector<Timed> without;
+    std::vector<Timed> with, without;
     for (unsigned i = 0; i < bench.settings().repeats; ++i) {
         without.push_back(cycle(forgetful));
         with.push_back(cycle(retaining));
@@ -45,8 +44,7 @@ void measure_retained(Bench& bench) {
     auto forgetful = bench.start(weights, {"GPU_SLEEP_RETAIN=0"});
     measure_wakes(bench, retaining, forgetful);
     constexpr unsigned k_pairs = 9;
-    std::vector<double> retained;
-    std::vector<double> without;
+    std::vector<double> retained, without;
     std::vector<double> ratios; // pair by pair
     for (unsigned i = 0; i < bench.count(k_pairs); ++i) {
         const bool is_first = i % 2 == 0; // who comes second finds a warmer machine

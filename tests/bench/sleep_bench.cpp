@@ -32,8 +32,7 @@ struct Options {
     bench::Settings settings{.scale = 0}; ///< scale 0: whole on a real GPU, a hundredth on the simulated one
     std::vector<std::string> cases;
     std::string json;
-    bool check = false;
-    bool serve = false;
+    bool check = false, serve = false;
     Bytes touch = 0;
 };
 

@@ -49,11 +49,7 @@ void wait_until_prepared(const Subject& subject, Bytes bytes) {
 
 /// What came of some processes of one work.
 struct Bench::Measured {
-    std::vector<Timed> first;
-    std::vector<Timed> woken_after_first;
-    std::vector<Timed> later;
-    std::vector<Timed> woken;
-    std::vector<Timed> woken_at_once;
+    std::vector<Timed> first, woken_after_first, later, woken, woken_at_once;
     std::vector<double> host_growth; ///< of the process, over what is stored
     std::vector<double> host_held;   ///< by the agent as it says, over the same
     std::vector<double> gpu_left;    ///< GPU memory that others lack while it sleeps, in MiB
@@ -120,8 +116,7 @@ void Bench::add_ratio(std::string name, std::string_view of, std::string_view to
 
 void Bench::measure(const Work& work) {
     Subject watcher; // which has nothing to do with those that sleep
-    Bytes needed = 0;
-    Bytes needed_of_host = 0;
+    Bytes needed = 0, needed_of_host = 0;
     for (const auto& [kind, sizes] : work.memory) {
         needed += total(sizes);
         if (kind == "kept") needed_of_host += total(sizes);
@@ -250,8 +245,7 @@ void measure_tensors(Bench& bench) {
         const auto seconds =
             Subject().ask_numbers(fmt::format("tensors {} {} {} {} {}", retains ? "retained" : "given_back",
                                               cycles, bench.settings().pause_ms, kept.size(), sizes));
-        std::vector<double> slept;
-        std::vector<double> woken;
+        std::vector<double> slept, woken;
         for (std::size_t i = 0; i < seconds.size(); i += 2) {
             slept.push_back(seconds[i]);
             woken.push_back(seconds[i + 1]);

@@ -233,8 +233,7 @@ std::string Server::change(Bytes nth) {
 
 std::string Server::cycle_tensors(std::istream& words) {
     std::string host;
-    unsigned cycles = 0;
-    unsigned pause_ms = 0;
+    unsigned cycles = 0, pause_ms = 0;
     std::size_t kept = 0;
     words >> host >> cycles >> pause_ms >> kept;
     PerTensor tensors(host == "retained");
@@ -297,8 +296,7 @@ std::string Server::answer(const std::string& line) {
     if (command == "tensors") return cycle_tensors(words);
     if (command == "link") return measure_link();
     if (command == "memory") {
-        std::size_t free = 0;
-        std::size_t total = 0;
+        std::size_t free = 0, total = 0;
         check(cuMemGetInfo(&free, &total), "cuMemGetInfo");
         return fmt::format("{}", free);
     }

@@ -58,8 +58,7 @@ struct Device {
 
 /// Copies between page-locked host memory and the device, in bytes a second.
 struct Link {
-    double to_host = 0;
-    double to_device = 0;
+    double to_host = 0, to_device = 0;
 };
 
 /// serve() in a process of its own; killed when destroyed. One thread at a time. Move-only. All throws

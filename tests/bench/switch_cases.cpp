@@ -17,8 +17,7 @@ const std::vector<std::string> k_until_used{"--on-touch", "wake"};
 void measure_turns(Bench& bench, bool by_request, const std::string& name) {
     std::vector<std::string> environment{"GPU_SLEEP_CAPTURE=1"}; // kernels wait while it sleeps
     if (by_request) environment.insert(environment.end(), {"GPU_SLEEP_MAKE_ROOM=1", "GPU_SLEEP_MIN_AWAKE=0"});
-    std::vector<double> first;
-    std::vector<double> later;
+    std::vector<double> first, later;
     for (unsigned i = 0; i < std::min(2U, bench.settings().first_sleeps); ++i) {
         std::vector<Subject> models;
         for (int j = 0; j < 2; ++j) models.push_back(bench.start({{"kept", large_model()}}, environment));

@@ -47,8 +47,7 @@ Result<void> measure(std::vector<double>& samples, std::size_t count, Transactio
     sim_reset_counts();
     const auto start = Clock::now();
     const auto cpu_start = cpu_seconds();
-    const auto done = transaction();
-    if (!done) return done.error();
+    GPU_SLEEP_TRY(transaction());
     const auto total = seconds_since(start);
     const auto ran = cpu_seconds() - cpu_start;
     const auto inside = static_cast<double>(sim_nanoseconds_inside()) / 1e9;
@@ -66,13 +65,9 @@ Result<void> measure_ranges(const driver::Api& api, std::size_t count, unsigned 
     sleep::Control control;
     const auto tag = ledger.tag_id("weights");
     std::vector<driver::DeviceAddress> addresses;
-    for (std::size_t i = 0; i < count; ++i) {
-        const auto address = heap.allocate(0, tag, k_range_bytes);
-        if (!address) return address.error();
-        addresses.push_back(*address);
-    }
-    std::vector<double> slept;
-    std::vector<double> woken;
+    for (std::size_t i = 0; i < count; ++i)
+        addresses.push_back(GPU_SLEEP_TRY(heap.allocate(0, tag, k_range_bytes)));
+    std::vector<double> slept, woken;
     model::SleepRequest request;
     request.level = model::Level::drop;
     for (unsigned i = 0; i < repeats; ++i) {
@@ -87,15 +82,13 @@ Result<void> measure_ranges(const driver::Api& api, std::size_t count, unsigned 
 }
 
 Result<int> run(const Options& options) {
-    auto api = driver::Api::load();
-    if (!api) return std::move(api).error();
-    GPU_SLEEP_DRIVER_TRY(*api, cuInit, "cannot initialise the driver", 0);
-    api->cuMemsetD8Async = leave_contents;
-    const auto context = driver::PrimaryContext::retain(*api, 0);
-    if (!context) return context.error();
+    auto api = GPU_SLEEP_TRY(driver::Api::load());
+    GPU_SLEEP_DRIVER_TRY(api, cuInit, "cannot initialise the driver", 0);
+    api.cuMemsetD8Async = leave_contents;
+    const auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(api, 0));
     bench::Figures figures("transaction_bench", "simulated driver, level 2, ranges of 2 MiB");
     for (const std::size_t count : {10'000, 100'000})
-        GPU_SLEEP_TRY(measure_ranges(*api, count, options.repeats, figures));
+        GPU_SLEEP_TRY(measure_ranges(api, count, options.repeats, figures));
     // Where the ledger outgrows the caches: 2.5 was measured, and no more from there to 400,000 ranges. A
     // quadratic cost grows tenfold.
     constexpr double k_growth = 4;

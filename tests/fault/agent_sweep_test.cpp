@@ -4,6 +4,7 @@
 // its callbacks among them. Afterwards the program that it caught works on as if nothing had been.
 
 #include "support/callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/process.hpp"
 #include "support/simulated_driver/testing.hpp"
 #include "support/sweep.hpp"
@@ -18,7 +19,7 @@ constexpr std::size_t k_bytes = k_words * sizeof(std::uint32_t);
 
 /// A caught program on two devices: plain memory, stream-ordered memory, a context and a stream of its own,
 /// and callbacks that must come in pairs.
-class Program {
+class Program : NotCopied {
 public:
     Program() {
         REQUIRE(cuInit(0) == CUDA_SUCCESS);
@@ -37,8 +38,6 @@ public:
         callbacks_.emplace([this](const gpu_sleep_event*) { return ++prepared_, 0; },
                            [this](const gpu_sleep_event*) { return ++resumed_, 0; });
     }
-    Program(const Program&) = delete;
-    Program& operator=(const Program&) = delete;
     ~Program() {
         CHECK(gpu_sleep_remove_callback(callbacks_->id()) == GPU_SLEEP_OK);
         CHECK(cuStreamDestroy(stream_) == CUDA_SUCCESS);
@@ -88,11 +87,9 @@ private:
     CUcontext primary_[2] = {};
     CUcontext own_ = nullptr;
     CUstream stream_ = nullptr;
-    CUfunction spin_ = nullptr;
-    CUfunction add_ = nullptr;
+    CUfunction spin_ = nullptr, add_ = nullptr;
     std::optional<Callbacks> callbacks_;
-    int prepared_ = 0;
-    int resumed_ = 0;
+    int prepared_ = 0, resumed_ = 0;
 };
 
 /// Has a command do something with this process. Returns its exit status.

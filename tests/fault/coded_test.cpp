@@ -18,7 +18,6 @@
 #include <string_view>
 #include <vector>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::Store;
 
@@ -179,9 +178,7 @@ TEST_CASE(
     SECTION("where it lies") {
         const auto offset = GENERATE(0U, 5U, 200U, 600'000U); // in the head, the offsets, the codes
         weights.fixture.flip_kept_bit(0, 3 * k_mib + offset, 4);
-        const auto woken = weights.fixture.wake();
-        REQUIRE_FALSE(woken);
-        CHECK(woken.error().code == ErrorCode::damaged);
+        CHECK(error_of(weights.fixture.wake()).code == ErrorCode::damaged);
         CHECK(weights.fixture.state() == model::State::damaged);
     }
 }
@@ -233,21 +230,17 @@ TEST_CASE("Coded: memory that has changed since it was measured is not taken for
     Weights weights;
     const auto& api = weights.fixture.api();
     contents::Save save(weights.fixture.engine().contents(), {}, 1);
-    auto context = driver::PrimaryContext::retain(api, 0);
-    REQUIRE(context);
-    const auto session = driver::DeviceSession::open(api, *std::move(context));
-    REQUIRE(session);
+    auto context = need(driver::PrimaryContext::retain(api, 0));
+    const auto session = need(driver::DeviceSession::open(api, std::move(context)));
     static_cast<void>(save.add({0, "weights"}, Store::host, weights.fixture.allocations()[0].address,
                                {{0, Weights::k_bytes}}));
-    REQUIRE(save.seal(**session));
+    REQUIRE(save.seal(*session));
     put(weights.fixture, 0, random_bytes(Weights::k_bytes));
     save.lay_out();
     REQUIRE(save.begin());
     const sleep::Control control;
     contents::ProgressCounter progress(control, save.figures(0).moved);
-    const auto taken = save.take(**session, progress);
-    REQUIRE_FALSE(taken);
-    CHECK(taken.error().code == ErrorCode::refused);
+    CHECK(error_of(save.take(*session, progress)).code == ErrorCode::refused);
 }
 
 TEST_CASE("Coded: what a program preserves lies at any address, and is kept as it is", "[coded]") {

@@ -5,7 +5,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 

@@ -7,8 +7,8 @@
 #include "support/engine_fixture.hpp"
 #include "support/failing_call.hpp"
 #include "support/files_of.hpp"
+#include "support/not_copied.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -44,21 +44,18 @@ struct ThreeFiles {
 };
 
 /// A file that is not in its place while this exists, so that it cannot be renamed there.
-class Away {
+class Away : NotCopied {
 public:
     Away(const ThreeFiles& all, const fs::path& file) : file_(file), away_(all.scratch.file("away")) {
         fs::rename(file_, away_);
     }
-    Away(const Away&) = delete;
-    Away& operator=(const Away&) = delete;
     ~Away() {
         std::error_code ignored;
         fs::rename(away_, file_, ignored);
     }
 
 private:
-    fs::path file_;
-    fs::path away_;
+    fs::path file_, away_;
 };
 
 } // namespace
@@ -104,23 +101,22 @@ TEST_CASE("Files: none of those that are to stay does when the sleep fails at it
 
 TEST_CASE("Files: a dry run promises no less than a file takes at most", "[transaction]") {
     // Spans such that the header needs one page more for its owner than without.
-    auto described = store::describe_own();
-    REQUIRE(described);
+    auto described = need(store::describe_own());
     store::SnapshotDescription without_owner;
-    described->id = without_owner.id = std::string(32, '0');
-    described->created = without_owner.created = store::utc_now();
+    described.id = without_owner.id = std::string(32, '0');
+    described.created = without_owner.created = store::utc_now();
     std::string tag;
     std::vector<Span> spans;
     const auto is_at_a_border = [&](std::size_t letters, std::size_t count, std::size_t longer) {
         tag.assign(letters, 't');
         spans.clear();
-        described->extents.clear();
+        described.extents.clear();
         for (std::size_t i = 0; i < count; ++i) {
             spans.push_back({i * 8192, i < longer ? 10U : 1U});
-            described->extents.push_back({0x7f0000000000 + spans.back().offset, spans.back().bytes, tag, 0});
+            described.extents.push_back({0x7f0000000000 + spans.back().offset, spans.back().bytes, tag, 0});
         }
-        without_owner.extents = described->extents;
-        return store::header_bytes_of(*described) != store::header_bytes_of(without_owner);
+        without_owner.extents = described.extents;
+        return store::header_bytes_of(described) != store::header_bytes_of(without_owner);
     };
     const auto find_border = [&] {
         for (std::size_t count = 10; count < 20; ++count)

@@ -5,23 +5,20 @@ arrive; some have timers; passes of gpu-reclaim run as a timer starts them; mean
 SIGTSTP, SIGCONT) and those of controllers (gpu-switch, gpu-wake --make-room) meet random commands, of which a quarter are
 killed. Four programs share the mounts of a container: its agents' sockets are its own.
 
-Usage: fleet.py TREE BUILD [--programs 200] [--commands 1500] [--seed 1] [--threads 8]
+Usage: fleet.py BUILD [--programs 200] [--commands 1500] [--seed 1] [--threads 8]
 
 Before that, says what commands cost while there are 10, 50 and 200 programs. Ends as random_commands.py does, and with 1 if a
 program gets no room for a minute, or a pass over all of them takes 2 s.
 """
 
-import argparse
 import pathlib
-import random
 import signal
 import subprocess
 import sys
 import threading
 import time
 
-sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[1] / "support")]
-import own_machine  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import random_commands  # noqa: E402
 from random_commands import MIB, PATIENCE, Failure  # noqa: E402
 
@@ -32,7 +29,27 @@ MOST = 2  # seconds of a pass
 SOCKETS = "/tmp/gpu-sleep-0"
 
 
-class Job(random_commands.Program):
+class Arriving(random_commands.Program):
+    """A program that starts once it has made room. Others may take the room before it does, which ends it."""
+
+    def start(self):
+        end = time.monotonic() + PATIENCE
+        while True:
+            self.make_room()
+            try:
+                return super().start()
+            except (Failure, OSError) as failure:
+                if not self.may_fail(failure) or time.monotonic() > end:
+                    raise
+            self.run.counts["arrived without room"] += 1
+            self.process.kill()
+            self.process.wait(PATIENCE)
+
+    def may_fail(self, failure):
+        return "OUT_OF_MEMORY" in str(failure)
+
+
+class Job(Arriving):
     SIZES = [1, 2]
 
     def __init__(self, run, number, dice):
@@ -45,19 +62,9 @@ class Job(random_commands.Program):
     def place(self):
         return ["nsenter", f"--mount=/proc/{self.run.containers[self.number // CROWD].pid}/ns/mnt", "--"]
 
-    def start(self):
-        """After a prolog, as Slurm starts a job. Others may take the room before the job does, which ends it."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            self.run.ask("gpu-reclaim", "--gpu", self.gpu, "--need", "24MiB", "--wait", "5s", "--config", self.run.awake)
-            try:
-                return super().start()
-            except Failure as failure:
-                if "OUT_OF_MEMORY" not in str(failure) or time.monotonic() > end:
-                    raise
-            self.run.counts["arrived without room"] += 1
-            self.process.kill()
-            self.process.wait(PATIENCE)
+    def make_room(self):
+        """A prolog, as Slurm has it."""
+        self.run.ask("gpu-reclaim", "--gpu", self.gpu, "--need", "24MiB", "--wait", "5s", "--config", self.run.awake)
 
     def read(self):
         try:
@@ -82,11 +89,12 @@ class Fleet(random_commands.Run):
         super().__init__(options, scratch)
         self.environment |= {"GPU_SLEEP_SIM_DEVICES": str(GPUS), "GPU_SLEEP_SIM_MEMORY": str(max(48, 8 * self.wanted // GPUS) * MIB)}
         for size in (*(size for size in SIZES if size < self.wanted), self.wanted):
-            while len(self.programs) < size:
-                number = len(self.programs)
-                self.programs.append(Job(self, number, random.Random(f"{options.seed} program {number}")))
+            self.add_programs(size)
             self.measure()
         threading.Thread(target=self.reclaim, daemon=True).start()
+
+    def new_program(self, number, dice):
+        return Job(self, number, dice)
 
     @staticmethod
     def new_container():
@@ -94,13 +102,6 @@ class Fleet(random_commands.Run):
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         holder.stdout.readline()
         return holder
-
-    def ask(self, *words):
-        done = subprocess.run([self.build / "bin" / words[0], *map(str, words[1:])], env=self.environment, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False)
-        if done.returncode not in random_commands.STATUSES:
-            self.failures.append(f"'{words}' has ended with {done.returncode}: {done.stdout}")
-        return done
 
     def measure(self):
         count = len(self.programs)
@@ -122,15 +123,9 @@ class Fleet(random_commands.Run):
         return [*words, "--gpu", str(dice.randrange(GPUS))] if "--need" in words else words
 
     def one(self, dice):
-        program = dice.choice(self.programs)
-        if dice.random() < 0.1 and program.lock.acquire(blocking=False):
-            try:
-                program.process.send_signal(signal.SIGTSTP)
-                time.sleep(dice.random())
-                program.process.send_signal(signal.SIGCONT)
-                self.counts["programs suspended"] += 1
-            finally:
-                program.lock.release()
+        if dice.random() < 0.1:
+            program = dice.choice(self.programs)
+            self.meet(program, "programs suspended", lambda: program.stop(signal.SIGTSTP, dice.random()))
         super().one(dice)
 
     def reclaim(self):
@@ -147,19 +142,5 @@ class Fleet(random_commands.Run):
         print(f"the longest wait for memory and a check: {self.longest:.1f} s")
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("tree", type=pathlib.Path)
-    parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--commands", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--programs", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=8)
-    options = parser.parse_args()
-    options.tree, options.build = options.tree.resolve(), options.build.resolve()
-    own_machine.enter("nsenter", kept=(options.tree, options.build))
-    random_commands.go(Fleet, options)
-
-
 if __name__ == "__main__":
-    main()
+    random_commands.main(Fleet, "nsenter", commands=1500, programs=200, threads=8)

@@ -7,7 +7,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 using sleep::Direction;
@@ -25,33 +24,29 @@ Bytes host_backed(EngineFixture& fixture) {
 Result<Verdict> move(
     EngineFixture& fixture, Direction direction, const std::function<void()>& meanwhile = [] {},
     int round = 1) {
-    const auto parts = sleep::plan_live(fixture.ledger(), direction, {}, k_all);
-    if (!parts) return parts.error();
+    const auto parts = GPU_SLEEP_TRY(sleep::plan_live(fixture.ledger(), direction, {}, k_all));
     auto last = Result<Verdict>(Verdict::move);
-    for (std::span<const sleep::LivePart> rest = *parts; !rest.empty() && last;) {
+    for (std::span<const sleep::LivePart> rest = parts; !rest.empty() && last;) {
         const auto piece = sleep::first_piece(rest, 16 * k_mib);
         rest = rest.subspan(piece.size());
         const auto device = piece.front().device;
-        const auto kind = direction == Direction::to_host
-                              ? driver::MemoryKind::of_host_near(fixture.api(), device)
-                              : driver::MemoryKind::of_device(fixture.api(), device);
-        if (!kind) return kind.error();
+        const auto kind = GPU_SLEEP_TRY(direction == Direction::to_host
+                                            ? driver::MemoryKind::of_host_near(fixture.api(), device)
+                                            : driver::MemoryKind::of_device(fixture.api(), device));
         model::StepClock steps;
-        sleep::LiveMove moved(fixture.api(), *kind, piece, steps);
-        auto context = driver::PrimaryContext::retain(fixture.api(), device);
-        if (!context) return std::move(context).error();
-        const auto session = driver::DeviceSession::open(fixture.api(), *std::move(context));
-        if (!session) return session.error();
+        sleep::LiveMove moved(fixture.api(), kind, piece, steps);
+        auto context = GPU_SLEEP_TRY(driver::PrimaryContext::retain(fixture.api(), device));
+        const auto session = GPU_SLEEP_TRY(driver::DeviceSession::open(fixture.api(), std::move(context)));
         GPU_SLEEP_TRY(moved.create());
         if (direction == Direction::to_host) {
             auto copied = Result<bool>(false);
-            while (copied && !*copied) copied = moved.copy(**session, fixture.ledger());
+            while (copied && !*copied) copied = moved.copy(*session, fixture.ledger());
             if (!copied) return std::move(copied).error();
-            GPU_SLEEP_TRY(moved.seal(**session));
+            GPU_SLEEP_TRY(moved.seal(*session));
         }
         meanwhile();
         const auto mapped = sim_live_objects().mapped_bytes;
-        last = moved.swap(**session, fixture.ledger(), fixture.engine().contents(), round);
+        last = moved.swap(*session, fixture.ledger(), fixture.engine().contents(), round);
         // The copies are mapped where the originals were, and nowhere else.
         if (last && moved.moved() > 0 && sim_fault_counts().injected_failures == 0)
             CHECK(sim_live_objects().mapped_bytes + moved.bytes() == mapped);
@@ -169,8 +164,7 @@ TEST_CASE("Live: without host memory that can be mapped, nothing moves", "[live]
     sim_fail("cuMemCreate", 2, CUDA_ERROR_OUT_OF_MEMORY, SIM_FOREVER);
     const auto moved = move(fixture, Direction::to_host);
     sim_clear();
-    REQUIRE_FALSE(moved);
-    CHECK(moved.error().code == ErrorCode::out_of_host_memory);
+    CHECK(error_of(moved).code == ErrorCode::out_of_host_memory);
     CHECK(fixture.all_intact());
     CHECK(host_backed(fixture) == 0);
 }
@@ -424,9 +418,7 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
         fixture.fill(0, {k_mib, 10}, 7);
         sim_corrupt_copy("cuMemcpyDtoDAsync", 1); // the copy of the change
     };
-    const auto moved = move(fixture, Direction::to_host, change);
-    REQUIRE_FALSE(moved);
-    CHECK(moved.error().code == ErrorCode::damaged);
+    CHECK(error_of(move(fixture, Direction::to_host, change)).code == ErrorCode::damaged);
     CHECK(fixture.state() == State::awake);
     CHECK(host_backed(fixture) == 0);
     CHECK(fixture.all_intact());
@@ -434,9 +426,7 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
     sim_clear();
     REQUIRE(move(fixture, Direction::to_host));
     sim_corrupt_copy("cuLaunchKernel", 40);
-    const auto back = move(fixture, Direction::to_device);
-    REQUIRE_FALSE(back);
-    CHECK(back.error().code == ErrorCode::damaged);
+    CHECK(error_of(move(fixture, Direction::to_device)).code == ErrorCode::damaged);
     CHECK(host_backed(fixture) == 64 * k_mib);
     CHECK(fixture.all_intact());
 }
@@ -462,8 +452,7 @@ TEST_CASE("Live: a move survives the failure of every driver call", "[live]") {
     if (direction == Direction::to_device) REQUIRE(move(fixture, back));
     const auto handles = sim_live_objects().handles;
     std::uint64_t lost = 0;
-    int failures = 0;
-    int slept = 0;
+    int failures = 0, slept = 0;
     std::uint8_t value = 0;
     for_each_call([&](int call) {
         // The test's own write must not fail: it comes before the calls are counted.

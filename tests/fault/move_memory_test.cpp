@@ -7,7 +7,6 @@
 #include "support/failing_new.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::Store;
 

@@ -6,7 +6,6 @@
 #include "support/engine_fixture.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -44,9 +43,7 @@ TEST_CASE("Others: one that is ready goes back when the others cannot go on", "[
     Ready ready(wakes);
     const auto before = sim_live_objects();
     ready.have([=]() -> Result<bool> { return make_error(code, "the others cannot"); });
-    const auto done = ready.run(wakes);
-    REQUIRE_FALSE(done);
-    CHECK(done.error().code == code);
+    CHECK(error_of(ready.run(wakes)).code == code);
     CHECK(ready.waits == 1);
     CHECK(ready.fixture.state() == (wakes ? State::asleep : State::awake));
     CHECK(sim_live_objects().mapped_bytes == before.mapped_bytes);

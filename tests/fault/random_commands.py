@@ -22,6 +22,10 @@ import sys
 import threading
 import time
 
+TREE = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TREE / "tests/support"))
+import own_machine  # noqa: E402
+
 PATIENCE = 60  # seconds in which everything ends on a machine that is busy
 STATUSES = {0, 1, 3, 4, 7, 8, 9}
 MIB = 1 << 20
@@ -34,16 +38,16 @@ class Failure(Exception):
 class Program:
     """One program, with everything it holds, and the lock of the thread that talks to it."""
 
-    SIZES = [1, 2, 6]  # of an allocation, in 2 MiB
+    KINDS = ["plain", "async", "pool", "vmm2", "segments", "alias"]  # of its four allocations
+    SIZES = [1, 2, 6]  # of one, in 2 MiB
 
     def __init__(self, build, environment, number, dice):
         self.build, self.environment, self.number, self.dice = build, environment, number, dice
         self.lock = threading.Lock()
-        self.is_stopped = self.is_killed = False
         self.start()
 
     def start(self):
-        self.is_killed = self.is_ready = False
+        self.is_ready = False
         words = [self.build / "bin/gpu-run", "--name", f"random{self.number}", "--on-touch", "wake", *self.options(), "--",
                  self.build / "bin/intercepted_program_linked"]
         self.process = subprocess.Popen([*self.place(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
@@ -51,7 +55,7 @@ class Program:
         self.read()
         self.is_ready = True
         self.sums = {}
-        for kind in self.dice.choices(["plain", "async", "pool", "vmm2", "segments", "alias"], k=4):
+        for kind in self.dice.choices(self.KINDS, k=4):
             number = self.ask(f"alloc {kind} {self.dice.choice(self.SIZES) * 2 * MIB}").split()[0]
             self.sums[number] = self.ask(f"fill {number} {self.dice.randrange(1, 1 << 30)}")
 
@@ -69,14 +73,14 @@ class Program:
         reader.join(PATIENCE)
         if not result:
             raise Failure(f"program {self.process.pid} has not answered for {PATIENCE} s")
-        if not result[0] and not self.is_killed:
+        if not result[0]:
             raise Failure(f"program {self.process.pid} has ended with {self.process.wait(PATIENCE)}")
         return result[0].strip()
 
     def ask(self, line):
         self.process.stdin.write(line + "\n")
         answer = self.read()
-        if not answer.startswith("ok") and not self.is_killed:
+        if not answer.startswith("ok"):
             raise Failure(f"program {self.process.pid} answers '{answer}' to '{line}'")
         return answer[3:]
 
@@ -90,10 +94,15 @@ class Program:
             raise Failure(f"program {self.process.pid} has used memory that was not there")
 
     def kill(self):
-        self.is_killed, self.is_ready = True, False
+        self.is_ready = False
         self.process.kill()
         self.process.wait(PATIENCE)
         self.start()
+
+    def stop(self, number, seconds):
+        self.process.send_signal(number)
+        time.sleep(seconds)
+        self.process.send_signal(signal.SIGCONT)
 
     def end(self):
         self.process.stdin.close()
@@ -102,8 +111,14 @@ class Program:
 
 
 class Run:
+    KILLED = 0.25  # of the commands
+
+    @staticmethod
+    def add_options(parser):
+        """Those that other runs have besides."""
+
     def __init__(self, options, scratch):
-        self.build = options.build
+        self.build, self.seed = options.build, options.seed
         self.environment = {**os.environ, "LD_LIBRARY_PATH": str(options.build / "simulated"),
                             "GPU_SLEEP_SIM_STATE": str(scratch / "devices"), "GPU_SLEEP_SIM_DEVICES": "1",
                             "GPU_SLEEP_SIM_MEMORY": str(1 << 30), "GPU_SLEEP_SIM_CONTEXT_BYTES": str(MIB)}
@@ -113,10 +128,23 @@ class Run:
         self.counts = collections.Counter()
         self.failures = []
         self.lock = threading.Lock()
-        self.programs = [self.new_program(i, random.Random(f"{options.seed} program {i}")) for i in range(options.programs)]
+        self.programs = []
+        self.add_programs(options.programs)
+
+    def add_programs(self, count):
+        for number in range(len(self.programs), count):
+            self.programs.append(self.new_program(number, random.Random(f"{self.seed} program {number}")))
 
     def new_program(self, number, dice):
         return Program(self.build, self.environment, number, dice)
+
+    def ask(self, *words):
+        """What a command says that nobody kills."""
+        done = subprocess.run([self.build / "bin" / words[0], *map(str, words[1:])], env=self.environment, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=PATIENCE, check=False)
+        if done.returncode not in STATUSES:
+            self.failures.append(f"'{words}' has ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done
 
     def choice(self, dice, target):
         """A command, weighted by how much there is to go wrong."""
@@ -137,7 +165,7 @@ class Run:
         started = subprocess.Popen([self.build / "bin" / words[0], *words[1:]], env=self.environment,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         name = " ".join(str(word) for word in words)
-        if dice.random() < 0.25:
+        if dice.random() < self.KILLED:
             time.sleep(dice.choice([0.005, 0.02, 0.1]) * dice.random())
             started.send_signal(dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
             self.counts["killed"] += 1
@@ -155,25 +183,20 @@ class Run:
     def one(self, dice):
         program = dice.choice(self.programs)
         luck = dice.random()
-        if luck < 0.01 and program.lock.acquire(blocking=False):  # the others' commands lose their target
-            try:
-                program.kill()
-                self.counts["programs killed"] += 1
-            finally:
-                program.lock.release()
-        elif luck < 0.02 and program.lock.acquire(blocking=False):
-            try:
-                program.process.send_signal(signal.SIGSTOP)
-                time.sleep(dice.random())
-                program.process.send_signal(signal.SIGCONT)
-                self.counts["programs stopped"] += 1
-            finally:
-                program.lock.release()
+        if luck < 0.01:  # the others' commands lose their target
+            self.meet(program, "programs killed", program.kill)
+        elif luck < 0.02:
+            self.meet(program, "programs stopped", lambda: program.stop(signal.SIGSTOP, dice.random()))
         self.command(dice, program)
-        if dice.random() < 0.3 and program.lock.acquire(blocking=False):
+        if dice.random() < 0.3:
+            self.meet(program, "checked", program.check)
+
+    def meet(self, program, what, act):
+        """Does it unless another thread talks to the program."""
+        if program.lock.acquire(blocking=False):
             try:
-                program.check()
-                self.counts["checked"] += 1
+                act()
+                self.counts[what] += 1
             finally:
                 program.lock.release()
 
@@ -193,29 +216,13 @@ class Run:
         for program in self.programs:
             if not self.failures:
                 program.check()
-                listed = json.loads(subprocess.run(
-                    [self.build / "bin/gpu-ps", str(program.process.pid), "--json"], env=self.environment,
-                    capture_output=True, text=True, timeout=PATIENCE, check=True).stdout)["processes"][0]
+                listed = json.loads(self.ask("gpu-ps", program.process.pid, "--json").stdout)["processes"][0]
                 if listed["state"] != "awake":
                     raise Failure(f"program {program.process.pid} is {listed['state']} after its work")
                 program.end()
         left = [path.name for path in (self.scratch / "files").glob("*")] if not self.failures else []
         if left:
-            subprocess.run([self.build / "bin/gpu-snapshot", "clean", self.scratch / "files"], env=self.environment, check=True)
-
-
-def go_apart():
-    """Starts this program again, where it meets no other processes and may mount a small disk."""
-    build = pathlib.Path(sys.argv[1]).resolve()
-    under = build if str(build).startswith("/tmp/") else pathlib.Path("/")
-    script = ('exec 9<"$0" && mount -t tmpfs none /tmp && case "$0" in /tmp/*) mkdir -p "$0" && '
-              'mount --no-canonicalize --bind /proc/self/fd/9 "$0";; esac && exec 9<&- && exec "$@"')
-    words = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount",
-             "sh", "-c", script, str(under)]
-    if subprocess.run([*words, "true"], stderr=subprocess.DEVNULL).returncode != 0:
-        print("not run: there is no permission to make namespaces")
-        sys.exit(1 if os.environ.get("GPU_SLEEP_REQUIRE_RIGHTS") else 77)
-    os.execvp(words[0], [*words, sys.executable, "-c", pathlib.Path(__file__).read_text(), str(build), "--apart", *sys.argv[2:]])
+            self.ask("gpu-snapshot", "clean", self.scratch / "files")
 
 
 def go(kind, options):
@@ -241,19 +248,18 @@ def go(kind, options):
     sys.exit(1 if run.failures else 0)
 
 
-def main():
+def main(kind, *tools, commands=8000, programs=4, threads=4):
+    """Runs a `kind` apart from all other processes, where it may mount a small disk."""
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--commands", type=int, default=8000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--programs", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--apart", action="store_true")
+    kind.add_options(parser)
+    for name, default in (("commands", commands), ("seed", 1), ("programs", programs), ("threads", threads)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    if not options.apart:
-        go_apart()
-    go(Run, options)
+    options.build = options.build.resolve()
+    own_machine.enter(*tools, kept=(TREE, options.build))
+    go(kind, options)
 
 
 if __name__ == "__main__":
-    main()
+    main(Run)

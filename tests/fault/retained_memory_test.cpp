@@ -8,7 +8,6 @@
 
 #include <sys/resource.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -71,9 +70,8 @@ TEST_CASE("Retained: what was prepared counts, goes first, and is taken by the n
     };
     const auto prepare = [&](int pieces) {
         for (int i = 0; i < pieces; ++i) {
-            const auto piece = contents.prepare_piece();
-            REQUIRE(piece);
-            contents.add_prepared(0, **piece);
+            const auto piece = need(contents.prepare_piece());
+            contents.add_prepared(0, *piece);
         }
     };
     prepare(4);
@@ -187,8 +185,7 @@ TEST_CASE("Retained: contents that cannot be reached again fail a wake or a slee
         REQUIRE(::setrlimit(RLIMIT_DATA, &little) == 0);
         auto done = run();
         REQUIRE(::setrlimit(RLIMIT_DATA, &before) == 0);
-        REQUIRE_FALSE(done);
-        CHECK(done.error().code == ErrorCode::out_of_host_memory);
+        CHECK(error_of(done).code == ErrorCode::out_of_host_memory);
     };
     REQUIRE(fixture.sleep(level(1)));
     without_room([&] { return fixture.wake(); });

@@ -6,7 +6,6 @@
 #include "fault/retaining.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -49,8 +48,7 @@ TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[
     CHECK(fixture.host_bytes() == 0);
     CHECK(sim_live_objects().host_registrations == live);
     // New memory is not zero by itself: the last owner's bytes are in it.
-    const auto neighbour = fixture.heap().allocate(0, fixture.ledger().tag_id("neighbour"), 8 * k_mib);
-    REQUIRE(neighbour);
+    const auto neighbour = need(fixture.heap().allocate(0, fixture.ledger().tag_id("neighbour"), 8 * k_mib));
     sim_reset_counts();
     fixture.wake_whole();
     CHECK(sim_calls("cuLaunchKernel") == 1); // a block that had to be mended would be read once more
@@ -66,7 +64,7 @@ TEST_CASE("Retained: blocks of zeros are stored nowhere, and are zero again", "[
     static_cast<void>(fixture.shrink());
     CHECK(fixture.host_bytes() == 0);
     fixture.wake_whole();
-    REQUIRE(fixture.heap().free(*neighbour));
+    REQUIRE(fixture.heap().free(neighbour));
 }
 
 TEST_CASE("Retained: a file has no zeros in it, and nothing of it is retained", "[retained]") {

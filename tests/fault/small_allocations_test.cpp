@@ -4,7 +4,6 @@
 
 #include "support/engine_fixture.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -12,9 +11,8 @@ namespace {
 
 /// Preserves the whole of allocation `index`, which is small.
 void preserve(EngineFixture& fixture, std::size_t index) {
-    const auto place = fixture.heap().locate(fixture.allocations()[index].address);
-    REQUIRE(place);
-    ledger::Ledger::preserve(*place->backing, place->span);
+    const auto place = need(fixture.heap().locate(fixture.allocations()[index].address));
+    ledger::Ledger::preserve(*place.backing, place.span);
 }
 
 } // namespace

@@ -8,7 +8,6 @@
 #include "support/files_of.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 using model::Store;
@@ -107,9 +106,7 @@ TEST_CASE("Spill: what has no room fails before anything is copied, where files 
     g_space = 13 * k_mib - 1;
     Short host;
     sim_reset_counts();
-    const auto slept = host.sleep(Spill::nothing);
-    REQUIRE_FALSE(slept);
-    CHECK(slept.error().code == ErrorCode::out_of_host_memory);
+    CHECK(error_of(host.sleep(Spill::nothing)).code == ErrorCode::out_of_host_memory);
     CHECK(sim_calls("cuMemcpyDtoHAsync") == 0);
     CHECK(sim_calls("cuMemHostRegister") == 0);
     CHECK(host.fixture.state() == State::awake);
@@ -147,9 +144,8 @@ TEST_CASE("Spill: what was prepared for the device is room", "[spill]") {
     Short host(2 * k_piece);
     host.fixture.add(0, "large", k_piece + 2 * k_mib);
     auto& contents = host.fixture.engine().contents();
-    const auto piece = contents.prepare_piece();
-    REQUIRE(piece);
-    contents.add_prepared(0, **piece);
+    const auto piece = need(contents.prepare_piece());
+    contents.add_prepared(0, *piece);
     g_space = 15 * k_mib - 1;
     REQUIRE_FALSE(host.sleep(Spill::nothing));
     CHECK(contents.prepared(0) == k_piece);

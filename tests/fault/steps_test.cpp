@@ -14,7 +14,6 @@
 #include "support/sweep.hpp"
 #include "support/weights.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::agent;
 using namespace gpu_sleep::test;
 using model::State;
@@ -95,22 +94,20 @@ public:
 private:
     Program() {
         REQUIRE(intercepts());
-        auto api = driver::Api::load();
-        REQUIRE(api);
-        REQUIRE(driver::initialise(*api));
-        context_ = &*new auto(driver::PrimaryContext::retain(*api, 0));
+        auto api = need(driver::Api::load());
+        REQUIRE(driver::initialise(api));
+        context_ = &*new auto(driver::PrimaryContext::retain(api, 0));
         REQUIRE(*context_);
         REQUIRE(cuCtxSetCurrent((*context_)->get()) == CUDA_SUCCESS);
         operations_.deep.set_means(operations::DeepSleep::find_means());
         memory_.set_up(
-            *api, [](Milliseconds) {}, [](int) { return nullptr; });
+            api, [](Milliseconds) {}, [](int) { return nullptr; });
         memory_.start();
         for (const auto* const tag : {"weights", "cache"}) {
-            const auto address = memory_.allocate(0, tag, k_bytes);
-            REQUIRE(address);
-            addresses_.push_back(*address);
+            const auto address = need(memory_.allocate(0, tag, k_bytes));
+            addresses_.push_back(address);
             fill_without_zeros(contents_.emplace_back(k_bytes), addresses_.size());
-            REQUIRE(cuMemcpyHtoD(*address, contents_.back().data(), k_bytes) == CUDA_SUCCESS);
+            REQUIRE(cuMemcpyHtoD(address, contents_.back().data(), k_bytes) == CUDA_SUCCESS);
         }
         for (int i = 0; i < k_callbacks; ++i)
             operations_.callbacks.add([](const gpu_sleep_event*, void*) { return ++prepared_, 0; },
@@ -335,8 +332,7 @@ TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned, and the 
     sim_fail("cuMemHostUnregister", 1, CUDA_ERROR_UNKNOWN, SIM_FOREVER);
     const auto stays_pinned = program.run(request);
     sim_clear();
-    REQUIRE_FALSE(stays_pinned);
-    CHECK_THAT(stays_pinned.error().message,
+    CHECK_THAT(error_of(stays_pinned).message,
                mentions("asleep, but not locked: the driver did not unpin all"));
     program.check_asleep();
     program.wake();
@@ -347,9 +343,7 @@ TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned, and the 
     auto of_nothing = request;
     of_nothing.tags = {"none"};
     of_nothing.ignore_unknown_tags = true;
-    const auto uses_host = program.run(of_nothing);
-    REQUIRE_FALSE(uses_host);
-    CHECK_THAT(uses_host.error().message, mentions("it uses 4.00 MiB in host memory"));
+    CHECK_THAT(error_of(program.run(of_nothing)).message, mentions("it uses 4.00 MiB in host memory"));
     check_left({});
     REQUIRE(program.run(request)); // takes it out
     check_left({"cache", "late", "weights"});
@@ -378,8 +372,7 @@ TEST_CASE("Steps: host memory that came since the sleep is not left to the drive
             if (const auto placed = memory.allocate(0, "late", k_bytes)) late = *placed;
         return true;
     });
-    REQUIRE_FALSE(slept);
-    CHECK_THAT(slept.error().message, mentions("asleep, but not deeply: it uses 4.00 MiB in host memory"));
+    CHECK_THAT(error_of(slept).message, mentions("asleep, but not deeply: it uses 4.00 MiB in host memory"));
     REQUIRE(late);
     CHECK(memory.free(*late));
     program.check_asleep();
@@ -423,9 +416,8 @@ TEST_CASE("Steps: the end of others' pause leaves a paused process asleep that h
     model::WakeRequest of_others;
     of_others.tags = {"nobody"};
     of_others.ignore_unknown_tags = true;
-    const auto left = program.run(of_others);
-    REQUIRE(left);
-    CHECK_FALSE(left->changed);
+    const auto left = need(program.run(of_others));
+    CHECK_FALSE(left.changed);
     CHECK(operations::DeepSleep::is_deep());
     program.wake();
 }
@@ -480,11 +472,10 @@ TEST_CASE("Transitions: what a wake brought back before it failed goes again wit
           "[steps]") {
     lifecycle::Transitions transitions;
     const auto bytes_of = [&](server::Operation operation, const model::Report& report) {
-        const auto transition = transitions.count(operation, report, 1);
-        REQUIRE(transition);
+        const auto transition = need(transitions.count(operation, report, 1));
         server::Job job;
         job.operation = std::move(operation);
-        return transitions.describe(*transition, job, report, "").bytes;
+        return transitions.describe(transition, job, report, "").bytes;
     };
     model::Report deep;
     deep.changed = deep.deep = true;
@@ -515,9 +506,7 @@ TEST_CASE("Steps: what a process refuses, at which step and with what error", "[
     for (const auto& row : refusals()) {
         INFO(row.step << ", " << traits(row.code).name);
         row.before(program.operations());
-        const auto done = program.run(row.request);
-        REQUIRE_FALSE(done);
-        CHECK(done.error().code == row.code);
+        CHECK(error_of(program.run(row.request)).code == row.code);
         CHECK(Program::steps().back() == row.step);
         row.after(program.operations());
         program.check_awake();
@@ -550,18 +539,16 @@ TEST_CASE("Steps: what sleeps moves to files once it is unused, and stays while 
     REQUIRE(program.run(asleep));
     std::thread work([] { CHECK(gate::Passage(gate::Touch::submits, "cuWork").admitted()); });
     REQUIRE(becomes_true([] { return gate::Gate::instance().waiting().held_now == 1; }));
-    const auto stays = program.run(request);
-    REQUIRE(stays);
-    CHECK_FALSE(stays->changed);
-    CHECK(stays->refusal == "work waits for it to wake");
-    CHECK(in_files(*stays) == 0);
+    const auto stays = need(program.run(request));
+    CHECK_FALSE(stays.changed);
+    CHECK(stays.refusal == "work waits for it to wake");
+    CHECK(in_files(stays) == 0);
     program.wake();
     work.join();
     REQUIRE(program.run(asleep));
-    const auto moves = program.run(request);
-    REQUIRE(moves);
-    CHECK(moves->refusal.empty());
-    CHECK(in_files(*moves) > 0);
+    const auto moves = need(program.run(request));
+    CHECK(moves.refusal.empty());
+    CHECK(in_files(moves) > 0);
     program.wake();
 }
 
@@ -572,9 +559,8 @@ TEST_CASE("Steps: a dry run changes nothing and tells no callback, and who was w
     auto request = sleep_request();
     request.joint = false;
     request.dry_run = true;
-    const auto rehearsed = program.run(request);
-    REQUIRE(rehearsed);
-    CHECK(rehearsed->devices.at(0).released >= 2 * k_bytes);
+    const auto rehearsed = need(program.run(request));
+    CHECK(rehearsed.devices.at(0).released >= 2 * k_bytes);
     request.dry_run = false;
     REQUIRE(program.run(sleep_request()));
     model::WakeRequest dry_wake;
@@ -584,10 +570,9 @@ TEST_CASE("Steps: a dry run changes nothing and tells no callback, and who was w
     REQUIRE(program.run(wake_request()));
     CHECK(Program::sleeps_told() == told + k_callbacks);
     request.min_awake = Milliseconds(600'000);
-    const auto early = program.run(request);
-    REQUIRE(early);
-    CHECK_FALSE(early->changed);
-    REQUIRE_FALSE(early->notes.empty());
-    CHECK(early->notes.front().find("it was woken") == 0);
+    const auto early = need(program.run(request));
+    CHECK_FALSE(early.changed);
+    REQUIRE_FALSE(early.notes.empty());
+    CHECK(early.notes.front().find("it was woken") == 0);
     program.check_awake();
 }

@@ -8,7 +8,6 @@
 #include "support/files_of.hpp"
 #include "support/sweep.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 

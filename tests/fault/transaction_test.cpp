@@ -6,7 +6,6 @@
 
 #include <tuple>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 
@@ -142,9 +141,8 @@ TEST_CASE("Transaction: a preserved span survives the drop of all around it", "[
     // Odd places and lengths, and one that is longer than a fingerprint's block.
     const std::vector<Span> spans = {{7, 1}, {4097, 333}, {k_mib + 5, 2 * k_mib + 11}};
     for (const auto span : spans) ledger::Ledger::preserve(*backing, span);
-    const auto place = fixture.heap().locate(fixture.allocations()[small].address);
-    REQUIRE(place);
-    ledger::Ledger::preserve(*place->backing, {place->span.offset, 3000});
+    const auto place = need(fixture.heap().locate(fixture.allocations()[small].address));
+    ledger::Ledger::preserve(*place.backing, {place.span.offset, 3000});
 
     for (int round = 0; round < 2; ++round) {
         REQUIRE(fixture.sleep(level(2)));
@@ -217,8 +215,7 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
 
     REQUIRE(fixture.sleep(level(2)));
     memory::Heap neighbour(fixture.api(), fixture.ledger());
-    const auto taken = neighbour.allocate(0, fixture.ledger().tag_id("neighbour"), sim_free_bytes(0));
-    REQUIRE(taken);
+    const auto taken = need(neighbour.allocate(0, fixture.ledger().tag_id("neighbour"), sim_free_bytes(0)));
     auto wake = dry(model::WakeRequest());
     auto report = fixture.woken(wake);
     CHECK(report.refusal == "GPU 0 has 0 B free, and 4.00 MiB are needed: it would fail");
@@ -227,7 +224,7 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     report = fixture.woken(wake);
     CHECK(report.notes.at(0) == "GPU 0 has 0 B free, and 4.00 MiB are needed");
     CHECK(report.refusal.empty());
-    REQUIRE(neighbour.free(*taken));
+    REQUIRE(neighbour.free(taken));
 }
 
 TEST_CASE("Transaction: a context of another device does not say what is free", "[transaction]") {
@@ -258,8 +255,7 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
 
     model::Report report;
     const auto woken = fixture.wake({}, &report);
-    REQUIRE_FALSE(woken);
-    CHECK(woken.error().code == ErrorCode::damaged);
+    CHECK(error_of(woken).code == ErrorCode::damaged);
     CHECK(woken.error().message.find("asleep: weights; awake now: kv_cache") != std::string::npos);
     CHECK(report.changed);
     CHECK(report.devices.at(0).released == 4 * k_mib);
@@ -360,9 +356,7 @@ TEST_CASE("Transaction: waking copies what is mapped before the rest is mapped, 
     CHECK(sim_calls("cuLaunchKernel") == 1);
     fixture.flip_kept_bit(0, 5, 1);
     fixture.flip_kept_bit(5, 40 * k_mib - 1, 1);
-    const auto woken = fixture.wake();
-    REQUIRE_FALSE(woken);
-    CHECK(woken.error().message.find("2 of 240 blocks changed") != std::string::npos);
+    CHECK(error_of(fixture.wake()).message.find("2 of 240 blocks changed") != std::string::npos);
     CHECK(fixture.state() == State::damaged);
 }
 

@@ -10,7 +10,6 @@
 
 #include <utime.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::State;
 using model::Store;
@@ -161,14 +160,12 @@ TEST_CASE("Unchanged files: a batch says what it takes before it has begun, and 
     Woken woken;
     auto& contents = woken.fixture.engine().contents();
     std::vector<std::string> notes;
-    const auto options = contents.open(woken.request, notes);
-    REQUIRE(options);
-    const auto batch = contents.make_batch({0, "weights"}, Store::file, *options);
+    const auto options = need(contents.open(woken.request, notes));
+    const auto batch = contents.make_batch({0, "weights"}, Store::file, options);
     static_cast<void>(batch->add(1, {k_mib, k_mib}));
-    const auto needs = batch->needs();
-    REQUIRE(needs);
+    const auto needs = need(batch->needs());
     REQUIRE(batch->begin());
-    CHECK(*batch->needs() == *needs);
+    CHECK(*batch->needs() == needs);
 }
 
 TEST_CASE("Unchanged files: they are not used where another directory, or copying, is asked for",

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -87,9 +86,7 @@ auto count_asleep() {
 }
 
 void check_bytes_after_wake(const std::vector<std::unique_ptr<Host>>& all) {
-    for (const auto& host : all) {
-        host->wake_whole();
-    }
+    for (const auto& host : all) host->wake_whole();
 }
 
 } // namespace
@@ -106,8 +103,7 @@ TEST_CASE("Budget: eight that sleep at once within a budget for three spill to f
         CHECK(held_by_all() >= 3 * k_each);
     }
     SECTION("without one three do, and the others say why not") {
-        const auto output = run({{command_file("gpu-sleep"), own_programs()}});
-        CHECK(output.status == 8);
+        const auto output = ended(run({{command_file("gpu-sleep"), own_programs()}}), 8);
         CHECK(count_asleep() == 3);
         CHECK(held_by_all() == 3 * k_each);
     }
@@ -160,8 +156,7 @@ TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget
     const Place place;
     const auto all = programs(3);
     for (const auto& host : all) become_idle(*host);
-    auto output = pass_within(2 * k_each, "idle = \"10ms\"\n");
-    CHECK(output.status == 0);
+    auto output = ended(pass_within(2 * k_each, "idle = \"10ms\"\n"));
     CHECK_THAT(output.out, mentions("it does not fit into the host memory budget"));
     CHECK(count_asleep() == 2);
     output = pass_within(2 * k_each, "idle = \"10ms\"\n" + files_in(place));

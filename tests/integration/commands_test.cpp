@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -26,15 +25,10 @@ TEST_CASE("Commands: level 1 keeps every byte and gives the memory back", "[quic
     Host host;
     allocate_three_tags(host);
     const auto address = host.tell("alloc weights 2097152 1");
-    const auto slept = host.command("gpu-sleep", {"--json"});
-    REQUIRE(slept.status == 0);
-    CHECK(slept.json("/schema") == "1");
-    CHECK(slept.json("/exit_status") == "0");
-    CHECK(slept.json("/processes/0/state") == "asleep");
-    CHECK(slept.json("/processes/0/report/level") == "1");
-    CHECK(slept.json("/processes/0/report/devices/0/moved_bytes") == "12582912");
-    CHECK(slept.json("/processes/0/report/devices/0/dropped_bytes") == "0");
-    CHECK(slept.json("/processes/0/report/devices/1/kept_bytes") == "2097152");
+    const auto slept = ended(host.command("gpu-sleep", {"--json"}));
+    CHECK(slept.json("/schema /exit_status /processes/0/state /processes/0/report/level") == "1 0 asleep 1");
+    CHECK(slept.json("0/moved_bytes 0/dropped_bytes 1/kept_bytes", "/processes/0/report/devices/") ==
+          "12582912 0 2097152");
     CHECK(slept.tag("kv_cache", "kept_bytes") == "4194304");
     CHECK(host.tell("asleep") == "14680064");
 
@@ -50,15 +44,12 @@ TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags h
     host.tell("policy default preserve 0");
     host.tell("policy kv_cache offload 1");
     CHECK(host.command("gpu-sleep", {"--level", "2", "--require-refill"}).status == 1);
-    const auto slept = host.command("gpu-sleep", {"--level", "2"});
-    REQUIRE(slept.status == 0);
+    const auto slept = ended(host.command("gpu-sleep", {"--level", "2"}));
     CHECK_THAT(slept.out, mentions("dropped with no declared refill: weights"));
     CHECK_THAT(slept.out, !mentions("kv_cache"));
     CHECK_THAT(slept.err, mentions("that it has not declared refillable: weights\n"));
 
-    const auto woken = host.command("gpu-wake");
-    REQUIRE(woken.status == 0);
-    CHECK_THAT(woken.out,
+    CHECK_THAT(ended(host.command("gpu-wake")).out,
                mentions("tag weights on GPU 0: dropped contents read as zeros") && !mentions("kv_cache on"));
     CHECK(host.tell("check 0") == "zero");
     CHECK(host.tell("check 1") == "zero");
@@ -80,10 +71,8 @@ TEST_CASE("Commands: at a terminal, who would drop what is not refillable is ask
         return asked.finish();
     };
     for (const auto* word : {"n", "", "yesterday"}) {
-        const auto refused = answer(word);
-        CHECK(refused.status == 1);
-        CHECK_THAT(refused.out, mentions("would lose 4.00 MiB") && mentions("go on? [y/N]") &&
-                                    mentions("nothing was changed"));
+        CHECK_THAT(ended(answer(word), 1).out, mentions("would lose 4.00 MiB") && mentions("go on? [y/N]") &&
+                                                   mentions("nothing was changed"));
         CHECK(host.state() == "awake");
     }
     CHECK(answer("y").status == 0);
@@ -100,9 +89,8 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
     std::filesystem::create_symlink(command_file("integration_host"), program);
     const Launch launch{{program}};
     LoadedHost one(launch);
-    const auto slept = run({{command_file("gpu-sleep"), name}});
-    CHECK(slept.status == 0);
-    CHECK_THAT(slept.out, mentions(fmt::format("{} {} is asleep", one.pid(), name)));
+    CHECK_THAT(ended(run({{command_file("gpu-sleep"), name}})).out,
+               mentions(fmt::format("{} {} is asleep", one.pid(), name)));
     LoadedHost other(launch);
     const auto refused = run({{command_file("gpu-sleep"), name, "--json"}});
     CHECK(refused.json("/error/code") == "ambiguous_name");
@@ -118,8 +106,7 @@ TEST_CASE("Commands: a process is found by its program's name, if it is the only
 }
 
 TEST_CASE("Commands: several processes are asked at once, and the status is the worst", "[quick][commands]") {
-    LoadedHost one;
-    LoadedHost other;
+    LoadedHost one, other;
     const auto first = std::to_string(one.pid());
     const auto second = std::to_string(other.pid());
     const auto ask = [&](const std::string& command, Arguments words) {
@@ -129,17 +116,10 @@ TEST_CASE("Commands: several processes are asked at once, and the status is the 
     CHECK(none.status == 3);
     CHECK(none.json("/error/code") == "no_process");
     CHECK(one.state() == "awake");
-    const auto slept = ask("gpu-sleep", {first, "999999999", second, first, "--json"});
-    CHECK(slept.status == 3);
-    CHECK(slept.json("/exit_status") == "3");
-    CHECK(slept.json("/processes/0/state") == "asleep");
-    CHECK(slept.json("/processes/1/state") == "asleep");
-    CHECK(slept.json("/processes/2/pid") == "999999999");
-    CHECK(slept.json("/processes/2/error/code") == "no_process");
-    CHECK(slept.json("/processes/2/command") == "none"); // nothing is known of it
-    CHECK(slept.json("/processes/3") == "none");
-    const auto woken = ask("gpu-wake", {second, first});
-    CHECK(woken.status == 0);
+    const auto slept = ended(ask("gpu-sleep", {first, "999999999", second, first, "--json"}), 3);
+    CHECK(slept.json("0/state 1/state 2/pid 2/error/code 2/command 3", "/processes/") ==
+          "asleep asleep 999999999 no_process none none"); // nothing more is known of it
+    const auto woken = ended(ask("gpu-wake", {second, first}));
     REQUIRE(ask("gpu-inhibit", {first, second}).status == 0);
     CHECK(ask("gpu-sleep", {first, second}).status == 1);
     CHECK(ask("gpu-inhibit", {first, second, "--release", "--json"}).json("/processes/1/pid") == second);
@@ -156,8 +136,7 @@ TEST_CASE("Commands: --all is for all that a user has", "[commands]") {
         Arguments words{command_file(command), "--all", "--user", "65533"};
         return run({with(std::move(words), options)});
     };
-    const auto slept = ask("gpu-sleep");
-    CHECK(slept.status == 0);
+    const auto slept = ended(ask("gpu-sleep"));
     CHECK(host.state() == "awake");
     for (auto* each : {&one, &other}) CHECK(each->state() == "asleep");
     CHECK(ask("gpu-sleep").out == "nothing to do\n");
@@ -220,8 +199,8 @@ TEST_CASE("Commands: only the owner and root may", "[commands]") {
     const Arguments as_nobody{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"};
     SECTION("nobody may not touch root's process") {
         LoadedHost host;
-        const auto refused = run({with(as_nobody, {stage.file("gpu-sleep"), std::to_string(host.pid())})});
-        CHECK(refused.status == 5);
+        const auto refused =
+            ended(run({with(as_nobody, {stage.file("gpu-sleep"), std::to_string(host.pid())})}), 5);
         CHECK(host.state() == "awake");
     }
     SECTION("root may touch anybody's, and so may nobody its own") {

@@ -8,7 +8,6 @@
 
 #include <sys/syscall.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -91,8 +90,7 @@ TEST_CASE("Confinement: a directory that cannot be written is not taken for anot
     if (!has_empty_tmp()) return;
     LoadedHost host(with_empty_tmp("mkdir /tmp/ro && mount -t tmpfs -o ro none /tmp/ro && exec \"$0\""));
     for (const std::string directory : {"/tmp/ro", "/tmp/ro/sleep"}) {
-        const auto refused = host.command("gpu-sleep", {"--store", "file", "--dir", directory});
-        CHECK(refused.status == 5);
+        const auto refused = ended(host.command("gpu-sleep", {"--store", "file", "--dir", directory}), 5);
         CHECK_THAT(refused.err, mentions(directory));
         CHECK_THAT(refused.err, !mentions("owner"));
     }
@@ -111,8 +109,7 @@ TEST_CASE(
     REQUIRE(place.files().size() == 1);
     host.tell(fmt::format("become {} {}", k_one_user, k_one_user));
     CHECK(becomes_true([&] { return host.command("gpu-ps").status == 0; })); // as that user's
-    const auto woken = host.command("gpu-wake");
-    CHECK(succeeded(woken));
+    const auto woken = ended(host.command("gpu-wake"));
     CHECK(host.tell("check_all") == "intact");
     REQUIRE(place.files().size() == 1);
     CHECK_THAT(woken.out, mentions(place.files().front().string() + " is empty but stays"));

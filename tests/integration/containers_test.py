@@ -131,6 +131,12 @@ class Machine:
         return run("setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups",
                    str(self.prefix / "bin" / words[0]), *words[1:], env=variables)
 
+    def done(self, *words, **options):
+        """What a command on the host says, which must end well."""
+        told = self.command(*words, **options)
+        assert told.returncode == 0, told.stderr
+        return told.stdout
+
     def podman(self, user=0):
         home = self.scratch / ("alice" if user else "root")
         for folder in (home, home / "run"):
@@ -185,29 +191,33 @@ class Container:
 MACHINE_HERE = None
 
 
+@contextlib.contextmanager
+def begun(*words, **options):
+    """A container whose program has said that it is ready."""
+    with Container(*words, **options) as container:
+        container.answer()
+        yield container
+
+
 class Containers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        told = MACHINE_HERE.command("gpu-enable", "containers")
-        assert told.returncode == 0, told.stderr
+        MACHINE_HERE.done("gpu-enable", "containers")
 
     @classmethod
     def tearDownClass(cls):
-        assert MACHINE_HERE.command("gpu-enable", "containers", "--off").returncode == 0
+        MACHINE_HERE.done("gpu-enable", "containers", "--off")
 
     def check_cycle(self, container, target, user=0):
         """What the program has on the GPU is the same after a sleep and a wake."""
         before = container.answer("checksum")
-        slept = MACHINE_HERE.command("gpu-sleep", "--json", target, user=user)
-        self.assertEqual(slept.returncode, 0, slept.stderr)
-        self.assertGreaterEqual(json.loads(slept.stdout)["processes"][0]["report"]["devices"][0]["moved_bytes"], 20 << 20)
-        woken = MACHINE_HERE.command("gpu-wake", target, user=user)
-        self.assertEqual(woken.returncode, 0, woken.stderr)
+        slept = MACHINE_HERE.done("gpu-sleep", "--json", target, user=user)
+        self.assertGreaterEqual(json.loads(slept)["processes"][0]["report"]["devices"][0]["moved_bytes"], 20 << 20)
+        MACHINE_HERE.done("gpu-wake", target, user=user)
         self.assertEqual(container.answer("checksum"), before)
 
     def test_by_pid_by_name_and_from_inside(self):
-        with Container("llama", "--env", "GPU_SLEEP_NAME=model") as container:
-            container.answer()
+        with begun("llama", "--env", "GPU_SLEEP_NAME=model") as container:
             for target in (container.pid(), "model"):
                 self.check_cycle(container, target)
             listed = container.execute("llama", "gpu-ps", "--json")
@@ -216,8 +226,7 @@ class Containers(unittest.TestCase):
             self.assertEqual(container.said(), "")
 
     def test_its_user_and_nobody_else(self):
-        with Container("users", "--user", f"{USER}:{USER}", "--read-only") as container:
-            container.answer()
+        with begun("users", "--user", f"{USER}:{USER}", "--read-only") as container:
             self.check_cycle(container, container.pid(), user=USER)
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid(), user=USER + 1).returncode, 5)
 
@@ -226,8 +235,7 @@ class Containers(unittest.TestCase):
         checked("cp", "-a", str(MACHINE_HERE.image), str(own))
         checked("chown", "-R", f"{USER}:{USER}", str(own))
         try:
-            with Container("rootless", image=own, user=USER) as container:
-                container.answer()
+            with begun("rootless", image=own, user=USER) as container:
                 for user in (USER, 0):
                     self.check_cycle(container, container.pid(), user=user)
                 self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid(), user=USER + 1).returncode, 5)
@@ -236,12 +244,10 @@ class Containers(unittest.TestCase):
 
     def test_what_the_image_and_the_user_set_stays(self):
         """The program's own LD_PRELOAD wraps a call of the driver, and the agent has the call behind it."""
-        with Container("wrapped", "--env", "LD_PRELOAD=/simulated/interposer.so") as container:
-            container.answer()
+        with begun("wrapped", "--env", "LD_PRELOAD=/simulated/interposer.so") as container:
             self.check_cycle(container, container.pid())
             self.assertRegex(container.said(), r"\A(wrapped\n)+\Z")
-        with Container("out", "--env", "GPU_SLEEP_DISABLE=1") as container:
-            container.answer()
+        with begun("out", "--env", "GPU_SLEEP_DISABLE=1") as container:
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
 
     def test_a_program_with_privileges_has_no_agent(self):
@@ -251,8 +257,7 @@ class Containers(unittest.TestCase):
         for library in (image / "simulated").iterdir():
             shutil.copy(library, image / "lib/x86_64-linux-gnu")  # where such a program looks
         (image / "bin/demo_program").chmod(0o4755)
-        with Container("privileged", "--user", f"{USER}:{USER}", image=image) as container:
-            container.answer()
+        with begun("privileged", "--user", f"{USER}:{USER}", image=image) as container:
             own = pathlib.Path("/proc", container.pid())
             self.assertIn(f"Uid:\t{USER}\t0", (own / "status").read_text())
             self.assertIn("libgpu-sleep-login", (own / "maps").read_text())
@@ -260,13 +265,11 @@ class Containers(unittest.TestCase):
             self.assertEqual(container.said(), "")
 
     def test_programs_that_come_later(self):
-        with Container("later") as container:
-            container.answer()
+        with begun("later") as container:
             second = subprocess.Popen([*container.podman, "exec", "--interactive", "--env", "GPU_SLEEP_NAME=second", "later", "demo_program", "16", "4"],
                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self.assertTrue(second.stdout.readline())
-            slept = MACHINE_HERE.command("gpu-sleep", "second")
-            self.assertEqual(slept.returncode, 0, slept.stderr)
+            MACHINE_HERE.done("gpu-sleep", "second")
             second.communicate("quit\n", timeout=SECONDS)
 
     def test_uninstalling_wakes_it_and_takes_the_device_back(self):
@@ -276,10 +279,9 @@ class Containers(unittest.TestCase):
         self.addCleanup(checked, "umount", "/usr/local")
         self.addCleanup(MACHINE_HERE.command, "gpu-enable", "containers")
         checked("cmake", "--install", str(BUILD), "--prefix", "/usr/local")
-        with Container("left") as container:
-            container.answer()
+        with begun("left") as container:
             pid = container.pid()
-            self.assertEqual(MACHINE_HERE.command("gpu-sleep", pid).returncode, 0)
+            MACHINE_HERE.done("gpu-sleep", pid)
             for prefix, state in (("/usr/local", "asleep"), (str(MACHINE_HERE.prefix), "awake")):
                 done = run(str(SOURCES / "scripts/uninstall"), "--keep-files", prefix)
                 self.assertEqual(done.returncode, 0, done.stderr)
@@ -293,26 +295,22 @@ class Containers(unittest.TestCase):
         for name, text in lists.items():
             (MACHINE_HERE.scratch / name).write_text(checked("jq", "-f", str(MACHINE_HERE.prefix / "share/gpu-sleep/seccomp.jq"), input=text))
         shared = ["--pid", "host", "--volume", f"{MACHINE_HERE.state}:/gpus", "--env", "GPU_SLEEP_SIM_STATE=/gpus"]
-        with Container("filtered", *shared) as container:
-            container.answer()
+        with begun("filtered", *shared) as container:
             slept = MACHINE_HERE.command("gpu-sleep", "--deep", container.pid())
             self.assertEqual(slept.returncode, 1)
             self.assertIn("a filter restricts the system calls", slept.stderr)
         # With a timer the agent's helper does it, into which the container's /etc/ld.so.preload brings its library.
         for profile, timer in (("allowed", []), ("denied", ["--env", "GPU_SLEEP_IDLE=100", "--env", "GPU_SLEEP_IDLE_DEEP=1"])):
-            with Container(profile, *shared, *timer, "--security-opt", f"seccomp={MACHINE_HERE.scratch / profile}") as container:
-                container.answer()
+            with begun(profile, *shared, *timer, "--security-opt", f"seccomp={MACHINE_HERE.scratch / profile}") as container:
                 before = container.answer("checksum")
                 pid = container.pid()
                 if not timer:
-                    slept = MACHINE_HERE.command("gpu-sleep", "--deep", pid)
-                    self.assertEqual(slept.returncode, 0, slept.stderr)
+                    MACHINE_HERE.done("gpu-sleep", "--deep", pid)
                 listed = functools.partial(MACHINE_HERE.command, "gpu-ps", "--json", pid)
                 self.assertTrue(becomes_true(lambda: json.loads(listed().stdout)["processes"][0]["report"]["deep"]), container.said())
                 # The helper would be idle, too, and sleep instead of answering.
                 self.assertNotIn("gpu-sleep-outside", MACHINE_HERE.command("gpu-ps", "--json").stdout)
-                woken = MACHINE_HERE.command("gpu-wake", pid)
-                self.assertEqual(woken.returncode, 0, woken.stderr)
+                MACHINE_HERE.done("gpu-wake", pid)
                 self.assertEqual(container.answer("checksum"), before)
                 self.assertEqual(container.said(), "")
 
@@ -328,8 +326,7 @@ class Containers(unittest.TestCase):
                   f"-Wl,--version-script={script}")
         compile_c("cc", "int newer(void); int older(void) { return newer(); }", "-shared", "-fPIC", "-nostdlib", "-o", str(agent),
                   str(scratch / "libc.so.6"))
-        with Container("old") as container:
-            container.answer()
+        with begun("old") as container:
             container.answer("checksum")
             self.assertRegex(container.said(), r"\Agpu-sleep: this process cannot be put to sleep: .*GLIBC_2\.99' not found.*\n\Z")
             self.assertEqual(MACHINE_HERE.command("gpu-sleep", container.pid()).returncode, 3)
@@ -344,8 +341,7 @@ class Containers(unittest.TestCase):
             library.unlink()
             if (SYSROOT / library.relative_to(image)).exists():
                 shutil.copy(SYSROOT / library.relative_to(image), library)
-        with Container("oldest", "--env", "GPU_SLEEP_NAME=oldest", image=image) as container:
-            container.answer()
+        with begun("oldest", "--env", "GPU_SLEEP_NAME=oldest", image=image) as container:
             with open(f"/proc/{container.pid()}/maps", encoding="utf-8") as maps:
                 self.assertIn("libgpu-sleep-agent", maps.read())
             self.check_cycle(container, container.pid())
@@ -597,9 +593,8 @@ class Description(unittest.TestCase):
 
     def test_it_is_written_and_taken_back(self):
         for _ in range(2):
-            told = MACHINE_HERE.command("gpu-enable", "containers")
-            self.assertEqual(told.returncode, 0, told.stderr)
-            self.assertIn(str(self.FILE), told.stdout)
+            told = MACHINE_HERE.done("gpu-enable", "containers")
+            self.assertIn(str(self.FILE), told)
         described = json.loads(self.FILE.read_text())
         self.assertEqual({key: described[key] for key in ("cdiVersion", "kind")}, {"cdiVersion": "0.3.0", "kind": "gpu-sleep.io/agent"})
         device, = described["devices"]
@@ -608,7 +603,7 @@ class Description(unittest.TestCase):
             self.assertTrue(os.path.isfile(each["hostPath"]), each)
             self.assertIn("ro", each["options"])
         self.assertIn(str(self.FILE), MACHINE_HERE.command("gpu-enable", "--show").stdout)
-        self.assertEqual(MACHINE_HERE.command("gpu-enable", "containers", "--off").returncode, 0)
+        MACHINE_HERE.done("gpu-enable", "containers", "--off")
         self.assertFalse(self.FILE.parent.exists())
         self.assertIn("containers: not enabled", MACHINE_HERE.command("gpu-enable", "--show").stdout)
 
@@ -630,10 +625,9 @@ class Description(unittest.TestCase):
 
     def test_an_image_of_a_system(self):
         root = MACHINE_HERE.scratch / "system"
-        told = MACHINE_HERE.command("gpu-enable", "containers", "--root", str(root))
-        self.assertEqual(told.returncode, 0, told.stderr)
+        told = MACHINE_HERE.done("gpu-enable", "containers", "--root", str(root))
         self.assertTrue((root / "etc/cdi/gpu-sleep.json").is_file())
-        self.assertIn("install gpu-sleep there, too", told.stdout)
+        self.assertIn("install gpu-sleep there, too", told)
         self.assertFalse(self.FILE.exists())
 
 

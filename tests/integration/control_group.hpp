@@ -6,17 +6,15 @@
 #pragma once
 
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/types.h>
 
 namespace gpu_sleep::test {
 
 /// Made empty, version 1 or 2; what is still in it goes back to the parent group at the end.
-class OwnGroup {
+class OwnGroup : NotCopied {
 public:
-    OwnGroup(const OwnGroup&) = delete;
-    OwnGroup& operator=(const OwnGroup&) = delete;
-
     /// False where none could be made.
     explicit operator bool() const noexcept { return !path_.empty(); }
 

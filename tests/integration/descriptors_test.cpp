@@ -6,10 +6,10 @@
 #include "empty_tmp.hpp"
 #include "peer.hpp"
 #include "place.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/resource.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// While it lives, the host has no descriptor left.
-class AllUsed {
+class AllUsed : NotCopied {
 public:
     explicit AllUsed(Host& host) : host_(host) {
         constexpr rlim_t k_few = 64;
@@ -28,8 +28,6 @@ public:
         pause_for(Milliseconds(200)); // the last command's connection is closed after its answer
         host_.tell("use_descriptors");
     }
-    AllUsed(const AllUsed&) = delete;
-    AllUsed& operator=(const AllUsed&) = delete;
     ~AllUsed() {
         ::prlimit(host_.pid(), RLIMIT_NOFILE, &before_, nullptr);
         host_.tell("leave_descriptors");
@@ -151,10 +149,10 @@ TEST_CASE("Descriptors: a daemon's child finds those free that it had closed", "
 TEST_CASE("Descriptors: a directory whose name nobody can guess is gone with the last socket in it",
           "[descriptors]") {
     if (!has_empty_tmp()) return;
-    const auto ended = run(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && { echo 'alloc weights 4096 0'; "
-                                          "until [ -e /tmp/gpu-sleep-0.*/*.sock ]; do sleep 0.02; done; } | "
-                                          "\"$0\"; ls /tmp"));
-    CHECK(succeeded(ended));
-    CHECK_THAT(ended.out, mentions("gpu-sleep-0\n"));
-    CHECK_THAT(ended.out, !mentions("gpu-sleep-0."));
+    const auto done =
+        ended(run(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && { echo 'alloc weights 4096 0'; "
+                                 "until [ -e /tmp/gpu-sleep-0.*/*.sock ]; do sleep 0.02; done; } | "
+                                 "\"$0\"; ls /tmp")));
+    CHECK_THAT(done.out, mentions("gpu-sleep-0\n"));
+    CHECK_THAT(done.out, !mentions("gpu-sleep-0."));
 }

@@ -6,7 +6,6 @@
 
 #include <nlohmann/json.hpp>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -32,12 +31,10 @@ std::string finding(const Output& output, const std::string& id) {
 } // namespace
 
 TEST_CASE("Doctor: a machine where all works", "[doctor]") {
-    const auto plain = doctor({});
-    CHECK(succeeded(plain));
+    const auto plain = ended(doctor({}));
     CHECK_THAT(plain.out, mentions("ok    driver:"));
     CHECK(plain.out.find("\nbad") == std::string::npos);
-    const auto output = doctor({"--json"});
-    CHECK(output.status == 0);
+    const auto output = ended(doctor({"--json"}));
     CHECK(output.json("/exit_status") == "0");
     CHECK_THAT(finding(output, "driver"), mentions("580.0, up to CUDA"));
     CHECK_THAT(finding(output, "link"), mentions("PCIe 4.0 x16"));
@@ -47,8 +44,7 @@ TEST_CASE("Doctor: a machine where all works", "[doctor]") {
 TEST_CASE("Doctor: the link is measured on request alone", "[doctor]") {
     CHECK_THAT(finding(doctor({"--json"}), "link"), !mentions("measured"));
     // A sanitizer's copies take long.
-    const auto measured = doctor({"--json", "--measure", "--timeout", "60s"});
-    CHECK(measured.status == 0);
+    const auto measured = ended(doctor({"--json", "--measure", "--timeout", "60s"}));
     CHECK_THAT(finding(measured, "link"), mentions("GB/s from it, measured"));
     const Scratch scratch;
     const auto trace = "GPU_SLEEP_SIM_TRACE=" + scratch.file("trace");
@@ -64,8 +60,7 @@ TEST_CASE("Doctor: a process with an agent, awake and asleep", "[quick][doctor]"
         more.emplace_back("--json");
         return host.command("gpu-doctor", std::move(more));
     };
-    auto output = examine();
-    CHECK(output.status == 0);
+    auto output = ended(examine());
     CHECK(output.json("/processes/0/pid") == std::to_string(host.pid()));
     CHECK_THAT(finding(output, "agent"), mentions("ok answers"));
     CHECK_THAT(finding(output, "sleep"), mentions("would free 4.00 MiB, keep 4.00 MiB"));
@@ -81,9 +76,7 @@ TEST_CASE("Doctor: a process with an agent, awake and asleep", "[quick][doctor]"
     output = examine();
     CHECK(output.status == 1);
     CHECK_THAT(finding(output, "inhibitors"), mentions("bad it refuses sleeps"));
-    const auto quiet = host.command("gpu-doctor", {"--quiet"});
-    CHECK(quiet.status == 1);
-    CHECK(quiet.out.starts_with("bad "));
+    CHECK(ended(host.command("gpu-doctor", {"--quiet"}), 1).out.starts_with("bad "));
     REQUIRE(host.command("gpu-inhibit", {"--release"}).status == 0);
     host.check_whole();
 }
@@ -148,8 +141,7 @@ TEST_CASE("Doctor: a report for others says how a process stands, and names noth
     host.wake();
     host.sleep({"--dir", files});
     const auto path = scratch.file("report");
-    const auto asked = host.command("gpu-doctor", {"--report", path, "--dir", files});
-    CHECK(asked.status == 0);
+    const auto asked = ended(host.command("gpu-doctor", {"--report", path, "--dir", files}));
     const auto text = run({{"cat", path}}).out;
     for (const auto* const part :
          {"gpu-sleep 0.", "Linux", "driver: ok 580.0", "asleep for", "GPU_SLEEP_GATE=checked",
@@ -161,9 +153,8 @@ TEST_CASE("Doctor: a report for others says how a process stands, and names noth
         CHECK(text.find(part) == std::string::npos);
     }
     CHECK_THAT(run({{"stat", "--format=%a", path}}).out, mentions("600"));
-    const auto again = host.command("gpu-doctor", {"--report", path});
-    CHECK(again.status == 2);
-    CHECK_THAT(again.err, mentions("--report: there is a file " + path + " already; name a new one"));
+    check_ended(host.command("gpu-doctor", {"--report", path}), 2,
+                mentions("--report: there is a file " + path + " already; name a new one"));
     host.wake_whole();
     // While a step hangs, the report says which.
     LoadedHost slow({"GPU_SLEEP_SIM_DELAY=cuMemUnmap:3s"});

@@ -7,7 +7,6 @@
 
 #include "base/process.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -128,9 +127,7 @@ TEST_CASE("Finding: a process in namespaces of its own is found by its pid outsi
     const auto pid = listed.json("/processes/0/pid");
     CHECK(pid != std::to_string(container.pid()));
 
-    const auto slept = sleep_process(pid);
-    REQUIRE(slept.status == 0);
-    CHECK(slept.json("/processes/0/pid") == pid);
+    CHECK(ended(sleep_process(pid)).json("/processes/0/pid") == pid);
     CHECK(container.tell("asleep") == "4194304");
     CHECK(run({{command_file("gpu-wake"), pid}}).status == 0);
     CHECK(container.tell("check_all") == "intact");
@@ -154,10 +151,9 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
     const auto mount = mount_empty_tmp() + " && exec \"$0\"";
     LoadedHost outside(
         Launch{{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, program}});
-    const auto started = start_time_of(outside.pid());
-    REQUIRE(started);
+    const auto started = need(start_time_of(outside.pid()));
     const auto socket = fmt::format("/proc/{}/root{}/{}", outside.pid(), agent_directory(0),
-                                    agent_socket_name(outside.pid(), *started));
+                                    agent_socket_name(outside.pid(), started));
     REQUIRE(fs::exists(socket));
     outside.process().signal(SIGSTOP); // it cannot make its socket again
     LoadedHost inside(Launch{{"nsenter", "--target", std::to_string(outside.pid()), "--user", "--mount",

@@ -43,9 +43,7 @@ private:
     std::string kind_;
     bool may_go_ = false;
     std::vector<int> ids_;
-    int before_ = 0;
-    int after_ = 0;
-    int level_ = 0;
+    int before_ = 0, after_ = 0, level_ = 0;
     std::size_t dropped_ = 0;
 };
 

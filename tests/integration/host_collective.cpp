@@ -42,8 +42,7 @@ std::uint64_t share_of(std::uint64_t step, std::size_t rank) noexcept {
 
 struct Job {
     Meeting* meeting = nullptr;
-    std::size_t ranks = 0;
-    std::size_t rank = 0;
+    std::size_t ranks = 0, rank = 0;
     std::uint64_t met = 0;        ///< steps, by the host function
     std::uint64_t* sum = nullptr; ///< of all shares so far; pinned memory
     std::atomic<std::uint64_t> submitted{0};
@@ -100,8 +99,7 @@ Answer run() {
     CUmodule module = nullptr;
     CUfunction add = nullptr;
     CUstream stream = nullptr;
-    CUdeviceptr memory = 0;
-    CUdeviceptr total = 0;
+    CUdeviceptr memory = 0, total = 0;
     GPU_SLEEP_TRY(
         checked(cuModuleLoadData(&module, "any image has the built-in kernels"), "cuModuleLoadData"));
     GPU_SLEEP_TRY(checked(cuModuleGetFunction(&add, module, "sim_add"), "cuModuleGetFunction"));

@@ -67,8 +67,7 @@ Result<std::string> compare(const Allocation& allocation) {
     GPU_SLEEP_TRY(use_device(allocation.device));
     std::vector<std::uint64_t> found(std::min(allocation.bytes, k_piece) / sizeof(std::uint64_t));
     auto expected = found;
-    bool is_intact = true;
-    bool is_zero = true;
+    bool is_intact = true, is_zero = true;
     for (std::size_t at = 0; at < allocation.bytes; at += k_piece) {
         const auto bytes = std::min(k_piece, allocation.bytes - at);
         found.resize(bytes / sizeof(std::uint64_t));

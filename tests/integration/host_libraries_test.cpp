@@ -5,7 +5,6 @@
 #include "routine.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go", "[host_safety]") {
@@ -18,9 +17,7 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
         program.cycle();
         program.go_on();
     }
-    const auto end = program.ends();
-    CHECK(end.status == 0);
-    CHECK(end.err.empty());
+    CHECK(ended(program.ends()).err.empty());
 }
 
 TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
@@ -68,8 +65,7 @@ TEST_CASE("Host safety: a library in a namespace of its own works with --audit a
 }
 
 TEST_CASE("Host safety: a function that an older driver lacks is not found", "[host_safety]") {
-    const auto end = Program({"missing"}).ends();
-    CHECK(end.status == 0);
+    const auto end = ended(Program({"missing"}).ends());
     CHECK(end.out == "500\n"); // CUDA_ERROR_NOT_FOUND
 }
 

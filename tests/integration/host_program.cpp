@@ -30,9 +30,6 @@ struct Host {
     std::deque<Allocation> allocations; ///< a freed one keeps its number and has no pointer
     Graph graph;
     HostCallbacks callbacks;
-    std::vector<std::thread> churners;
-    std::atomic<bool> churns{false};
-    std::atomic<std::uint64_t> churned{0};
 };
 
 Host& host() {
@@ -99,33 +96,6 @@ Answer set_policy(Words& words) {
     const auto tag = next<std::string>(words);
     const auto retention = names.at(next<std::string>(words));
     return ok(checked(gpu_sleep_set_policy(tag.c_str(), retention, next<int>(words))));
-}
-
-/// One thread of `churn`: allocates and frees, all the time.
-void churn(unsigned seed) {
-    constexpr std::array<std::size_t, 4> k_sizes = {512, 40'000, 3'000'000, 5'000'000};
-    std::array<void*, 8> held{};
-    for (std::size_t i = seed; host().churns; ++i) {
-        auto& slot = held[i % held.size()];
-        if (gpu_sleep_free(std::exchange(slot, nullptr)) != GPU_SLEEP_OK) break;
-        if (gpu_sleep_alloc(&slot, k_sizes[i * 7 % k_sizes.size()], 0, "churn") != GPU_SLEEP_OK) break;
-        ++host().churned;
-    }
-    for (auto* pointer : held) gpu_sleep_free(pointer);
-}
-
-Answer start_churn(Words& words) {
-    host().churns = true;
-    for (auto count = next<unsigned>(words); count > 0; --count) host().churners.emplace_back(churn, count);
-    return std::string();
-}
-
-Answer stop_churn(Words&) {
-    const bool all_ran = host().churns.exchange(false);
-    for (auto& thread : host().churners) thread.join();
-    host().churners.clear();
-    if (!all_ran) return make_error(ErrorCode::invalid_argument, "nothing churns");
-    return std::to_string(host().churned);
 }
 
 // ---- Work
@@ -319,8 +289,6 @@ const Commands& commands() {
         {"refilled",
          [](Words& w) { return ok(checked(gpu_sleep_mark_refilled(next<std::string>(w).c_str()))); }},
         {"name", [](Words& w) { return ok(checked(gpu_sleep_set_name(next<std::string>(w).c_str()))); }},
-        {"churn", start_churn},
-        {"settle", stop_churn},
         {"hold", [](Words&) { return ok(checked(gpu_sleep_hold())); }},
         {"resume", [](Words&) { return ok(checked(gpu_sleep_resume())); }},
         {"inhibit", [](Words&) { return ok(checked(gpu_sleep_inhibit())); }},

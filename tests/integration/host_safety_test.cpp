@@ -6,7 +6,6 @@
 #include "routine.hpp"
 #include "support/shared_devices.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -159,8 +158,7 @@ TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does wi
     auto intercepted = Program::ready({"crash"});
     intercepted.go_on();
     const auto expected = plain.finish();
-    const auto end = intercepted.ends();
-    CHECK(end.status == expected.status);
+    const auto end = ended(intercepted.ends(), expected.status);
     CHECK(end.status != 0);
     if (!is_sanitized()) {
         CHECK(end.status == 128 + SIGABRT);
@@ -231,8 +229,7 @@ TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, a
     CHECK(count_in(sleeper.process().errors(), k_touch_trouble) == 1);
     // Whoever looks learns it too, and what is short.
     CHECK_THAT(sleeper.report(k_first_note), mentions(k_touch_trouble) && mentions("GPU 0"));
-    CHECK(sleeper.report("wakes_waiting/0/by_touch") == "true");
-    CHECK(sleeper.report("wakes_waiting/1") == "none");
+    CHECK(sleeper.report("wakes_waiting/0/by_touch wakes_waiting/1") == "true none");
     holder.go_on_to("freed");
     CHECK(sleeper.line() == "touched 0");
     CHECK(sleeper.state() == "awake");

@@ -4,7 +4,6 @@
 
 #include "place.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -60,9 +59,8 @@ TEST_CASE("Idle timer: it is set and taken away while the process runs", "[quick
     const Scratch scratch;
     LoadedHost host(captured());
     const auto timer = [&](Arguments arguments) { return host.command("gpu-sleep", std::move(arguments)); };
-    const auto set = timer({"--idle", "1h", "--dir", scratch.path().string(), "--on-touch", "fail"});
-    CHECK(succeeded(set));
-    CHECK_THAT(set.out, mentions("it sleeps after 1 h") && mentions(" without work on the GPU (--idle)"));
+    CHECK_THAT(ended(timer({"--idle", "1h", "--dir", scratch.path().string(), "--on-touch", "fail"})).out,
+               mentions("it sleeps after 1 h") && mentions(" without work on the GPU (--idle)"));
     CHECK_THAT(host.command("gpu-reclaim", {"--why"}).out, mentions("it sleeps after 1 h"));
     CHECK(host.state() == "awake");
     CHECK_THAT(timer({"--idle", "1s", "--dir", scratch.path().string()}).out, mentions("after 1.00 s"));

@@ -8,7 +8,6 @@
 
 #include <fmt/ranges.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

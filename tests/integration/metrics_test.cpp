@@ -8,16 +8,13 @@
 #include <nlohmann/json.hpp>
 
 #include <fmt/format.h>
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
 
 /// The transitions of a process, by their operation.
 std::map<std::string, nlohmann::json> transitions_of(const Host& host) {
-    const auto output = host.command("gpu-ps", {"--json"});
-    INFO(output.out);
-    REQUIRE(output.status == 0);
+    const auto output = ended(host.command("gpu-ps", {"--json"}));
     const auto all = nlohmann::json::parse(output.out);
     std::map<std::string, nlohmann::json> found;
     for (const auto& each : all.at("/processes/0/report/transitions"_json_pointer))
@@ -89,8 +86,7 @@ TEST_CASE("Transitions: a wake that waits for GPU memory is counted when it ends
     REQUIRE(host.command("gpu-sleep").status == 0);
     rival.tell("alloc weights 41943040 0");
 
-    const auto refused = host.command("gpu-wake", {"--wait", "300ms"});
-    CHECK(refused.status == 7);
+    const auto refused = ended(host.command("gpu-wake", {"--wait", "300ms"}), 7);
     auto wakes = transitions_of(host)["wake"];
     CHECK(wakes["done"] == 0);
     CHECK(wakes["failures"] == nlohmann::json::parse(R"([{"code": "out_of_device_memory", "count": 1}])"));
@@ -112,8 +108,7 @@ TEST_CASE("Metrics: of a real process, in the form that a server takes", "[quick
     Host host({"GPU_SLEEP_NAME=metered", "GPU_SLEEP_CAPTURE=1"});
     host.tell("alloc weights 4194304 1");
     REQUIRE(host.command("gpu-sleep").status == 0);
-    const auto output = host.command("gpu-ps", {"--prometheus"});
-    CHECK(output.status == 0);
+    const auto output = ended(host.command("gpu-ps", {"--prometheus"}));
     const std::string gpu = R"(gpu="GPU-6770752d-736c-6565-702d-73696d2d2d01")";
     CHECK_THAT(output.out, mentions(gpu + R"(,tag="weights",place="host"} 4194304)"));
     CHECK_THAT(output.out, mentions(R"(name="metered",engine="agent",state="asleep"} 1)"));
@@ -172,9 +167,7 @@ TEST_CASE("Metrics: a file is replaced at once, and may be read by all", "[metri
     CHECK((first.st_mode & 07777) == 0644);
     CHECK_THAT(content_of(file), mentions(R"(name="metered",engine="agent",state="awake"} 1)"));
     const UniqueFd reader(::open(file.c_str(), O_RDONLY | O_CLOEXEC)); // keeps the old one
-    const auto again = write(file);
-    CHECK(again.status == 0);
-    CHECK(again.out.empty());
+    CHECK(ended(write(file)).out.empty());
     struct stat second = {};
     REQUIRE(::stat(file.c_str(), &second) == 0);
     CHECK(second.st_ino != first.st_ino);
@@ -197,14 +190,13 @@ TEST_CASE("Metrics: looking wakes nobody, however often", "[metrics][scrapes]") 
     LoadedHost host({"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
     REQUIRE(host.command("gpu-sleep").status == 0);
     const auto before = host.command("gpu-ps", {"--json"});
-    const auto scraped = run(
+    const auto scraped = ended(run(
         {{"sh", "-c",
           R"(i=0; while [ $i -lt "$3" ]; do "$1" --prometheus="$4" "$2" || exit 1; i=$((i + 1)); done)", "sh",
           command_file("gpu-ps"), std::to_string(host.pid()), scrapes, scratch.file("gpu_sleep.prom")},
          {},
          true,
-         Milliseconds(1'000'000)});
-    CHECK(scraped.status == 0);
+         Milliseconds(1'000'000)}));
     const auto after = host.command("gpu-ps", {"--json"});
     for (const auto* const figure :
          {"/processes/0/state", "/processes/0/report/gate/touches", "/processes/0/report/host_bytes",

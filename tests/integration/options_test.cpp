@@ -7,7 +7,6 @@
 
 #include <regex>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

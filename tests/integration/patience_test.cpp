@@ -5,7 +5,6 @@
 
 #include "stage.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 
@@ -47,8 +46,7 @@ TEST_CASE("Patience: a name that processes of several users have is nobody's unt
         return run({with({command_file(command), name}, options)});
     };
     for (const auto* command : {"gpu-sleep", "gpu-wake"}) {
-        const auto refused = ask(command, {"--json"});
-        CHECK(refused.status == 2);
+        const auto refused = ended(ask(command, {"--json"}), 2);
         CHECK(refused.json("/error/code") == "ambiguous_name");
         CHECK_THAT(refused.err, mentions(std::to_string(own.pid())) &&
                                     mentions(std::to_string(theirs.pid())) && mentions("of root") &&
@@ -70,18 +68,15 @@ TEST_CASE("Patience: --timeout is for copying too, and nothing is changed when i
     Host host;
     allocate_some_tags(host, 6);
     host.tell("delay cuMemcpyDtoHAsync 400000");
-    const auto late = host.command("gpu-sleep", {"--timeout", "1s", "--json"});
-    CHECK(late.status == 4);
-    CHECK(late.json("/processes/0/error/code") == "timed_out");
-    CHECK(late.json("/processes/0/state") == "awake");
+    const auto late = ended(host.command("gpu-sleep", {"--timeout", "1s", "--json"}), 4);
+    CHECK(late.json("/processes/0/error/code /processes/0/state") == "timed_out awake");
     CHECK_THAT(host.ask("sleep 1 tag_0 100"), mentions("error"));
     CHECK(host.state() == "awake");
     CHECK(host.command("gpu-sleep").status == 0); // it takes longer than a second
     CHECK(host.state() == "asleep");
     host.tell("delay cuMemcpyHtoDAsync 400000");
-    const auto not_woken = host.command("gpu-wake", {"--timeout", "1s", "--json"});
-    CHECK(not_woken.status == 4);
-    CHECK(not_woken.json("/processes/0/state") == "asleep");
+    CHECK(ended(host.command("gpu-wake", {"--timeout", "1s", "--json"}), 4).json("/processes/0/state") ==
+          "asleep");
     CHECK(host.command("gpu-wake").status == 0);
     host.tell("delay cuMemcpyDtoHAsync 0");
     host.tell("delay cuMemcpyHtoDAsync 0");
@@ -97,10 +92,9 @@ TEST_CASE("Patience: interrupted before the point of no return, a command change
     await_request(sleeping);
     pause_for(300ms);
     sleeping.signal(signal);
-    const auto ended = sleeping.finish();
-    CHECK(ended.status == 128 + signal);
-    CHECK(ended.json("/processes/0/error/code") == "cancelled");
-    CHECK_THAT(ended.err, mentions("withdrawn"));
+    const auto stopped = ended(sleeping.finish(), 128 + signal);
+    CHECK(stopped.json("/processes/0/error/code") == "cancelled");
+    CHECK_THAT(stopped.err, mentions("withdrawn"));
     host.tell("delay cuMemcpyDtoHAsync 0");
     host.check_unharmed();
 }

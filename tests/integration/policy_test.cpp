@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -44,8 +43,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     const auto pass = [&](const char* file) {
         const Configuration ladder(fmt::format(
             "[reclaim]\nidle = [\"10ms:host\", \"{}\"]\ndirectory = \"{}\"\n", file, place.path().native()));
-        const auto output = host.command("gpu-reclaim", {"--config", ladder.file(), "--json"});
-        REQUIRE(succeeded(output));
+        const auto output = ended(host.command("gpu-reclaim", {"--config", ladder.file(), "--json"}));
         return output;
     };
     auto output = pass("1h:file");
@@ -59,8 +57,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     CHECK(output.json("/processes/0/report/changed") == "true");
     CHECK(output.json("/processes/0/report/devices/0/relocated_bytes") == "4194304");
     CHECK(host.state() == "asleep");
-    CHECK(host.report("host_bytes") == "0");
-    CHECK(host.report("gate/on_touch") == "wake");
+    CHECK(host.report("host_bytes gate/on_touch") == "0 wake");
     CHECK(place.files().size() == 1);
     CHECK(pass("20ms:file").json("/processes/0/report/notes/0") == "it is already asleep");
     host.tell("spin 1"); // a touch
@@ -95,9 +92,7 @@ TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom i
         write_script(fmt::format("echo {}", host.pid()));
         CHECK(succeeded(pass({"--dry-run"})));
         CHECK(told().empty());
-        const auto output = pass();
-        CHECK(succeeded(output));
-        CHECK_THAT(output.out, mentions("the notify program keeps it awake in this pass"));
+        CHECK_THAT(ended(pass()).out, mentions("the notify program keeps it awake in this pass"));
         CHECK(host.state() == "awake");
         CHECK_THAT(told(), mentions(before) && mentions("\tthe-server\tunused for ") &&
                                mentions(", to host memory\n") && !mentions("after"));
@@ -113,8 +108,7 @@ TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom i
         const auto [end, words] = GENERATE(std::pair("exit 3", "it ended with status 3"),
                                            std::pair("sleep 60", "it was ended after 5 s"));
         write_script(fmt::format("[ $1 = after ] || {}", end));
-        const auto output = pass();
-        CHECK(succeeded(output));
+        const auto output = ended(pass());
         CHECK_THAT(output.err, mentions(words));
         CHECK(output.seconds < 30);
         CHECK(host.state() == "asleep");
@@ -124,10 +118,8 @@ TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom i
         const bool is_folder = GENERATE(false, true);
         const auto changed = is_folder ? scratch.path().string() : script;
         REQUIRE(::chmod(changed.c_str(), 0777) == 0);
-        const auto output = pass();
-        CHECK(output.status == 2);
-        CHECK_THAT(output.err,
-                   mentions(changed + " is not used: users other than its owner may write to it"));
+        check_ended(pass(), 2,
+                    mentions(changed + " is not used: users other than its owner may write to it"));
         CHECK(told().empty());
         CHECK(host.state() == "awake");
     }
@@ -232,8 +224,7 @@ TEST_CASE("Policy: what is wrong with a file is said also where nothing comes of
     const auto config = home.file("admin.toml");
     write_file(config, "[reclaim]\nidle = \"15m\"\n");
     const auto* const option = GENERATE("--quiet", "--dry-run", "--need=1B");
-    auto output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
-    CHECK(output.status == 3);
+    auto output = ended(reclaim_with(home.path(), {"--config", config, option, "999999999"}), 3);
     write_file(home.path() / "gpu-sleep.toml", "[reclaim]\nidel = \"1h\"\n");
     output = reclaim_with(home.path(), {"--config", config, option, "999999999"});
     CHECK(output.status == 2);
@@ -266,8 +257,7 @@ TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that canno
     LoadedHost idle(captured({"GPU_SLEEP_NAME=idler"}));
     become_idle(idle);
     const auto output =
-        reclaim_with(home.path(), {"--config", config, "--dry-run", std::to_string(::getpid())});
-    CHECK(output.status == 8);
+        ended(reclaim_with(home.path(), {"--config", config, "--dry-run", std::to_string(::getpid())}), 8);
     CHECK_THAT(output.err,
                mentions("cannot keep to the budget of 1.00 MiB") && mentions("no directory is set"));
 }
@@ -324,8 +314,7 @@ TEST_CASE(
     }
     SECTION("it is wrong, or not the user's to write: the administrator's holds alone") {
         write_own("[reclaim]\nidel = \"1d\"\n");
-        auto output = pass({"--why"});
-        CHECK(output.status == 0);
+        auto output = ended(pass({"--why"}));
         CHECK_THAT(output.err, mentions(":2: reclaim.idel: there is no such key; did you mean 'idle'?"));
         CHECK_THAT(output.out, mentions("now: to host memory"));
         REQUIRE(::chmod(own.c_str(), 0666) == 0);
@@ -341,8 +330,7 @@ TEST_CASE(
                 "--config", config,          "--why",         "--json"};
             return run({with(std::move(words), more), {"HOME=" + scratch.path().string()}});
         };
-        const auto all = asked({});
-        CHECK(all.status == 0);
+        const auto all = ended(asked({}));
         CHECK(all.err.empty());
         CHECK(all.json("/processes/0") == "none");
         CHECK(asked({std::to_string(host.pid())}).status == 5);

@@ -5,7 +5,6 @@
 #include "place.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Program: callbacks are told of each sleep and wake", "[quick][threads][program]") {
@@ -54,9 +53,8 @@ TEST_CASE("Program: a sleep waits for a capture that it can see, and does not br
     LoadedHost host;
     host.tell("alloc kv_cache 4194304 0");
     host.tell("capture blocking 0 1");
-    const auto late = host.command("gpu-sleep", {"--timeout", "300ms", "--json"});
-    CHECK(late.status == 4);
-    CHECK(late.json("/processes/0/error/code") == "capture_in_progress");
+    CHECK(ended(host.command("gpu-sleep", {"--timeout", "300ms", "--json"}), 4)
+              .json("/processes/0/error/code") == "capture_in_progress");
     auto waiting = host.start("gpu-sleep");
     await_request(waiting);
     pause_for(Milliseconds(100));

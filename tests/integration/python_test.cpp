@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -130,8 +129,7 @@ TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[pyt
     REQUIRE(program.command("gpu-sleep", {"--level", "0"}).status == 0);
     program.wake();
     CHECK(program.tell("calls") == "0"); // a pause needs no memory
-    const auto slept = program.command("gpu-sleep", {"--json"});
-    REQUIRE(slept.status == 0);
+    const auto slept = ended(program.command("gpu-sleep", {"--json"}));
     CHECK(slept.tag("default", "bytes") == std::to_string(4 << 20)); // of two such allocations
     CHECK(program.tell("calls") == "1");
     CHECK(program.tell("context 0") == "inactive"); // none is made for the question
@@ -152,8 +150,7 @@ TEST_CASE("Python: a sleep waits until PyTorch has unmapped its unused memory, t
     REQUIRE(program.command("gpu-sleep", {"--tags", "default"}).status == 0);
     REQUIRE(program.tell("torch") == "done");
     REQUIRE(program.tell("slow_torch 2200") == "done"); // longer than it waits for the lock
-    const auto slept = program.command("gpu-sleep", {"--tags", "cache", "--json"});
-    REQUIRE(slept.status == 0);
+    const auto slept = ended(program.command("gpu-sleep", {"--tags", "cache", "--json"}));
     CHECK(slept.tag("cache", "bytes") == std::to_string(4 << 20)); // of two such allocations
     CHECK(program.tell("calls") == "1");
     CHECK(program.process().errors().empty());
@@ -195,9 +192,7 @@ TEST_CASE("Python: a sleep that has no time for PyTorch to unmap its memory fail
     REQUIRE(program.tell("slow_torch 1000") == "done");
     CHECK(program.command("gpu-sleep", {"--timeout", "200ms"}).status == 4);
     CHECK(program.tell("touch") == "0"); // awake
-    const auto slept = program.command("gpu-sleep", {"--json"});
-    REQUIRE(slept.status == 0);
-    CHECK(slept.tag("cache", "bytes") == std::to_string(4 << 20));
+    CHECK(ended(program.command("gpu-sleep", {"--json"})).tag("cache", "bytes") == std::to_string(4 << 20));
     CHECK(program.tell("calls") == "1");
     CHECK(program.process().errors().empty());
     program.wake();
@@ -228,8 +223,6 @@ TEST_CASE("Python: it ends while the agent waits for its lock", "[python]") {
 
 TEST_CASE("Python: the example of the guide for PyTorch does what it says", "[python]") {
     const Arguments command{"python3", source_file("tests/integration/guide_example.py"), source_file("")};
-    const auto output = run(gpu_run(with({"--"}, command)));
-    CHECK(succeeded(output));
-    CHECK(output.out == "done\n");
+    CHECK(ended(run(gpu_run(with({"--"}, command)))).out == "done\n");
     check_ended(run({command}), 1, mentions("start this program with gpu-run"));
 }

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -31,6 +30,14 @@ struct Machine {
         return with(devices.environment(),
                     {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_NAME=" + name, "GPU_SLEEP_ON_TOUCH=wake",
                      "GPU_SLEEP_MAKE_ROOM=1", fmt::format("GPU_SLEEP_MIN_AWAKE={}", min_awake_ms)});
+    }
+    /// gpu-reclaim for 40 MiB of a GPU.
+    [[nodiscard]] Launch need(const std::string& gpu, const Configuration& config,
+                              const Arguments& more = {}) const {
+        return {
+            with({command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--config", config.file()},
+                 more),
+            devices.environment()};
     }
     /// A command that sees this machine's GPUs by NVML, or has to ask agents.
     [[nodiscard]] Output run(const std::string& command, Arguments arguments, bool has_nvml) const {
@@ -65,9 +72,7 @@ struct Model {
 client::GpuQueue line_for(const Host& host) {
     const auto path = std::filesystem::path(socket_file(host.pid())).parent_path();
     const UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    auto line = client::GpuQueue::open(directory.get(), host.report(k_uuid));
-    REQUIRE(line);
-    return *std::move(line);
+    return need(client::GpuQueue::open(directory.get(), host.report(k_uuid)));
 }
 
 } // namespace
@@ -84,8 +89,7 @@ TEST_CASE("Room: two models that do not fit take turns on requests alone", "[qui
     }
     CHECK(second.host.report(k_waiting) == "none");
     const auto history = first.host.command("gpu-ps", {"--history", "--json"});
-    CHECK(history.json("/history/1/asked_by") == "touch");
-    CHECK(history.json("/history/2/asked_by") == "room for second");
+    CHECK(history.json("/history/1/asked_by /history/2/asked_by") == "touch room for second");
 }
 
 TEST_CASE("Room: who waits for another's time hears whose, and how to go before it", "[room]") {
@@ -101,13 +105,12 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     const auto said = second.host.process().errors();
     CHECK_THAT(said, mentions(fmt::format("{} (first) has 32.0 MiB: it was woken", first.host.pid())) &&
                          mentions("ago, and may sleep in 9 min") && !mentions("wake it with"));
-    const auto late =
-        second.host.command("gpu-wake", {"--make-room", "--min-awake", "600s", "--wait", "0s", "--json"});
-    CHECK(late.status == 7);
-    CHECK(late.json("/processes/0/error/retry_seconds") != "null");
-    const auto made = second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
-    CHECK(made.status == 0);
-    CHECK_THAT(made.out, mentions("(first) was put to sleep for it"));
+    CHECK(ended(second.host.command("gpu-wake",
+                                    {"--make-room", "--min-awake", "600s", "--wait", "0s", "--json"}),
+                7)
+              .json("/processes/0/error/retry_seconds") != "null");
+    CHECK_THAT(ended(second.host.command("gpu-wake", {"--make-room", "--min-awake", "0s"})).out,
+               mentions("(first) was put to sleep for it"));
     second.end_request();
     CHECK(first.host.state() == "asleep");
     first.begin_request();
@@ -165,15 +168,13 @@ TEST_CASE("Room: gpu-switch wakes before all who wait, whoever has just woken, a
     first.request();
     second.begin_request();
     REQUIRE(second.shows(k_place, "1"));
-    const auto would = third.host.command("gpu-switch", {"--dry-run"});
-    CHECK(would.status == 0);
+    const auto would = ended(third.host.command("gpu-switch", {"--dry-run"}));
     CHECK_THAT(would.out, mentions("(first) would be put to sleep for it"));
     REQUIRE(first.host.command("gpu-inhibit").status == 0);
     CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "9s"}).status == 0); // it would wait
     CHECK(third.host.command("gpu-switch", {"--dry-run", "--wait", "0s"}).status == 7);
-    const auto would_not = third.host.command("gpu-switch", {"--dry-run"});
-    CHECK(would_not.status == 7);
-    CHECK_THAT(would_not.out, mentions("(first) has 32.0 MiB: sleeps are inhibited"));
+    CHECK_THAT(ended(third.host.command("gpu-switch", {"--dry-run"}), 7).out,
+               mentions("(first) has 32.0 MiB: sleeps are inhibited"));
     check_ended(third.host.command("gpu-switch"), 7,
                 !mentions("waits at most") && mentions("gpu-inhibit --release") &&
                     mentions("(first) has 32.0 MiB: sleeps are inhibited"));
@@ -204,8 +205,7 @@ TEST_CASE("Room: a waiting wake that is given up leaves the line", "[room]") {
     first.request();
     auto given_up = second.host.start("gpu-wake", {"--make-room", "--wait", "1s", "--min-awake", "60s"});
     REQUIRE(second.shows(k_place, "1"));
-    const auto output = given_up.finish();
-    CHECK(output.status == 7);
+    const auto output = ended(given_up.finish(), 7);
     third.request();
     CHECK(first.host.state() == "asleep");
 }
@@ -230,14 +230,12 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     only.request();
     CHECK(need({"--need", "1MiB"}).status == 0);
     CHECK(only.host.state() == "awake");
-    const auto would = need({"--need", "40MiB", "--dry-run"});
-    CHECK(would.status == 0);
+    const auto would = ended(need({"--need", "40MiB", "--dry-run"}));
     only.host.tell("hold");
     CHECK(need({"--need", "40MiB", "--dry-run"}).status == 1);
     only.host.tell("resume");
     CHECK(only.host.state() == "awake");
-    const auto too_much = need({"--need", "60MiB", "--json"});
-    CHECK(too_much.status == 1);
+    const auto too_much = ended(need({"--need", "60MiB", "--json"}), 1);
     CHECK_THAT(too_much.json("/gpu/against/0"), mentions("could sleep"));
     CHECK(too_much.json("/error/code") == "out_of_device_memory");
     CHECK(only.host.state() == "awake");
@@ -248,10 +246,8 @@ TEST_CASE("Room: gpu-reclaim --need puts no more to sleep than it has to, or say
     }
     CHECK(need({"--need", "40MiB", "no-such-model"}).status == 3);
     CHECK(only.host.state() == "awake");
-    const auto early = need({"--need", "40MiB"}, "60s");
-    CHECK(early.status == 1);
-    CHECK_THAT(early.err,
-               mentions("it was woken") && mentions("; wait with --wait ") && !mentions("--min-awake"));
+    check_ended(need({"--need", "40MiB"}, "60s"), 1,
+                mentions("it was woken") && mentions("; wait with --wait ") && !mentions("--min-awake"));
 }
 
 TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else makes room", "[room]") {
@@ -263,9 +259,7 @@ TEST_CASE("Room: gpu-reclaim --need asks whoever has the memory once nobody else
     auto other = line_for(second.host);
     REQUIRE(other.lock());
     const Configuration always("[reclaim]\nmin-awake = \"0s\"\n");
-    Process need(
-        Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--config", always.file()},
-               machine.devices.environment()});
+    Process need(machine.need(gpu, always));
     await_open(need, "room-" + gpu); // it knows how all stand, and waits for its turn
     second.host.wake();
     other.unlock();
@@ -283,15 +277,12 @@ TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come
     const auto line = line_for(second.host);
     first.request();
     const Configuration later(fmt::format("[reclaim]\nmin-awake = \"{}ms\"\n", min_awake));
-    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", gpu, "--wait", "60s",
-                         "--config", later.file()},
-                        machine.devices.environment()});
+    Process need(machine.need(gpu, later, {"--wait", "60s"}));
     REQUIRE(becomes_true([&] { return line.before() == 1; }));
     second.begin_request();
     REQUIRE(second.shows(k_place, "2"));
-    const auto done = need.finish();
-    CHECK(succeeded(done));
-    CHECK_THAT(done.out, mentions(fmt::format("{} first", first.host.pid())) && !mentions("second"));
+    CHECK_THAT(ended(need.finish()).out,
+               mentions(fmt::format("{} first", first.host.pid())) && !mentions("second"));
     second.end_request();
 }
 
@@ -305,9 +296,7 @@ TEST_CASE("Room: gpu-reclaim --need --wait lets wakes that have room go first wh
     Model first(machine.model("first"));
     first.request();
     const Configuration later("[reclaim]\nmin-awake = \"1h\"\n");
-    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", first.host.report(k_uuid),
-                         "--wait", "30s", "--config", later.file()},
-                        machine.devices.environment()});
+    Process need(machine.need(first.host.report(k_uuid), later, {"--wait", "30s"}));
     REQUIRE(becomes_true([&] { return mentions("waits at most").match(need.errors()); }));
     CHECK(small.tell("check 0") == "intact");
     CHECK_FALSE(need.wait_for(Milliseconds(0)));
@@ -321,15 +310,12 @@ TEST_CASE("Room: gpu-reclaim --need --wait tells also of whom it put to sleep be
     for (auto* const host : {&first, &second}) host->tell("alloc weights 16777216 0");
     second.tell("callback linger 100");
     const Configuration always("[reclaim]\nmin-awake = \"0s\"\n");
-    Process need(Launch{{command_file("gpu-reclaim"), "--need", "40MiB", "--gpu", first.report(k_uuid),
-                         "--wait", "60s", "--config", always.file(), "--json"},
-                        machine.devices.environment()});
+    Process need(machine.need(first.report(k_uuid), always, {"--wait", "60s", "--json"}));
     REQUIRE(becomes_true([&] { return first.state() == "asleep"; }));
     pause_for(Milliseconds(500)); // longer than the callback may take
     second.tell("let_go");
     second.tell("callback none");
-    const auto done = need.finish();
-    CHECK(succeeded(done));
+    const auto done = ended(need.finish());
     CHECK(done.json("/processes/0/pid") == std::to_string(first.pid()));
     CHECK(done.json("/processes/1/pid") == std::to_string(second.pid()));
 }
@@ -353,8 +339,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
         {"sh", "-c", "ulimit -Sn 200; " + command_file("gpu-run") + " --need 1MiB -- sh -c 'ulimit -Sn'"},
         with(machine.devices.environment(), {"CUDA_VISIBLE_DEVICES=" + gpu})});
     CHECK(limited.out == "200\n"); // as many descriptors as before
-    const auto too_much = start("63MB", gpu);
-    CHECK(too_much.status == 1);
+    const auto too_much = ended(start("63MB", gpu), 1);
     CHECK(too_much.out.empty());
     CHECK_THAT(too_much.err, mentions("gpu-run: cannot free 60.1 MiB on GPU"));
     CHECK_THAT(start("1.5GB", gpu).err, mentions("cannot free 1.40 GiB on GPU"));
@@ -447,8 +432,7 @@ TEST_CASE("Room: a touch that makes no room says who has the memory", "[room]") 
     const Machine machine;
     const auto variables =
         with(machine.devices.environment(), {"GPU_SLEEP_CAPTURE=1", "GPU_SLEEP_ON_TOUCH=wake"});
-    Model first(variables);
-    Model second(variables);
+    Model first(variables), second(variables);
     first.request();
     if (!can_sleep) REQUIRE(first.host.command("gpu-inhibit").status == 0);
     second.begin_request();

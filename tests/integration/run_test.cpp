@@ -11,7 +11,6 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -31,8 +30,7 @@ std::map<std::string, std::string> variables_in(const std::string& lines) {
 /// The environment that a command has when it is started with `options`, without those of the agent's
 /// variables that this test inherited.
 std::map<std::string, std::string> environment_after(Arguments options, Arguments environment = {}) {
-    const auto done = run(gpu_run(with(std::move(options), {"--", "env"}), std::move(environment)));
-    REQUIRE(succeeded(done));
+    const auto done = ended(run(gpu_run(with(std::move(options), {"--", "env"}), std::move(environment))));
     CHECK(done.err.empty());
     return variables_in(done.out);
 }
@@ -167,9 +165,8 @@ TEST_CASE("Run: the options are the agent's environment", "[quick][run]") {
 TEST_CASE("Run: what is preloaded already stays, and the agent is there once", "[run]") {
     CHECK(value_in(environment_after({}, {"LD_PRELOAD=libm.so.6 libdl.so.2"}), "LD_PRELOAD") ==
           preloaded_agent() + ":libm.so.6:libdl.so.2");
-    const auto nested = run(
-        gpu_run({"--name", "outer", "--tag", "a", "--", command_file("gpu-run"), "--name", "inner", "env"}));
-    REQUIRE(nested.status == 0);
+    const auto nested = ended(run(
+        gpu_run({"--name", "outer", "--tag", "a", "--", command_file("gpu-run"), "--name", "inner", "env"})));
     const auto variables = variables_in(nested.out);
     CHECK(value_in(variables, "LD_PRELOAD") == preloaded_agent());
     CHECK(value_in(variables, "GPU_SLEEP_NAME") == "inner");
@@ -189,14 +186,11 @@ TEST_CASE("Run: a program that brings the address sanitizer as a library starts"
     std::ofstream(place.file("program.c")) << "int main(void) { return 7; }";
     const Arguments build{"gcc", "-fsanitize=address", "-o", program, place.file("program.c")};
     if (is_sanitized() || run({build}).status != 0) return skip("there is no such program here");
-    const auto alone = run({{program}});
-    CHECK(alone.status == 7);
+    const auto alone = ended(run({{program}}), 7);
     const auto login = fs::path(preloaded_agent()).parent_path() / "libgpu-sleep-login.so";
     for (const auto& launch :
          {gpu_run({"--", program}), Launch{{program}, {"LD_PRELOAD=" + login.native()}}}) {
-        const auto done = run(launch);
-        CHECK(done.status == 7);
-        CHECK(done.err == alone.err);
+        CHECK(ended(run(launch), 7).err == alone.err);
     }
 }
 
@@ -213,10 +207,10 @@ TEST_CASE("Run: the agent is in the command and in its children, and shows nothi
 }
 
 TEST_CASE("Run: it is the command that it starts: words, streams and status", "[quick][run]") {
-    const auto failed =
-        run(gpu_run({"--", "sh", "-c", "printf '%s|' \"$@\"; exit 41", "sh", "--name", "a b", "--", ""}));
-    CHECK(failed.status == 41);
-    CHECK(failed.out == "--name|a b|--||");
+    CHECK(ended(run(gpu_run(
+                    {"--", "sh", "-c", "printf '%s|' \"$@\"; exit 41", "sh", "--name", "a b", "--", ""})),
+                41)
+              .out == "--name|a b|--||");
     CHECK(run(gpu_run({"sh", "-c", "kill -TERM $$"})).status == 128 + 15);
     auto copier = Process(gpu_run({"cat"}));
     copier.send("a line");
@@ -241,8 +235,7 @@ TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2",
     CHECK(outcome(0755).status == 0);
     CHECK(outcome(0644).status == 126);
     check_ended(outcome(04755), 2, mentions("set-user-id"));
-    const auto missing = run(gpu_run({"--", "no-such-command-here"}));
-    CHECK(missing.status == 127);
+    const auto missing = ended(run(gpu_run({"--", "no-such-command-here"})), 127);
     CHECK(run(gpu_run({scratch.path()})).status == 126);
 }
 
@@ -258,8 +251,7 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
         return run({{program, "true"}, environment_for_others()});
     };
     CHECK(outcome("moved", true).status == 0);
-    const auto missing = outcome("missing", false);
-    CHECK(missing.status == 1);
+    const auto missing = ended(outcome("missing", false), 1);
     CHECK_THAT(missing.err, mentions("libgpu-sleep-agent.so is missing"));
     check_ended(outcome("a b", true), 1, mentions("' '"));
 }

@@ -59,8 +59,7 @@ struct Stage {
         snapshot.emplace(*std::move(made));
         path = snapshot->file.path();
     }
-    Scratch directory;
-    Scratch elsewhere;
+    Scratch directory, elsewhere;
     ByteVector first = normal_bf16(3 * k_mib + 1);
     ByteVector second = random_bytes(77);
     MemoryContents contents;

@@ -104,8 +104,7 @@ TEST_CASE("gpu-snapshot extract: what a file system lacks or fails is done witho
     }));
     const Stage stage;
     const auto out = stage.elsewhere.path() / "out";
-    Answer answer;
-    Answer again;
+    Answer answer, again;
     std::size_t files = 0;
     const auto body = [&] {
         const auto command = "extract " + stage.path.string() + " --extent 0 -o " + out.string();

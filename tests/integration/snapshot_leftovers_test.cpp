@@ -114,8 +114,7 @@ TEST_CASE("gpu-snapshot: where locks may be lost, what is of another pid namespa
     contents.description.owner = test::k_nobody;
     auto theirs = test::written(stage.directory, contents, {});
     for (const auto& file : {ended, unseen}) std::filesystem::copy_file(theirs->file.path(), file);
-    nlohmann::json cleaned;
-    nlohmann::json looked;
+    nlohmann::json cleaned, looked;
     const auto body = [&] {
         cleaned = ask("clean " + stage.directory.path().string());
         looked = ask("ls " + stage.directory.path().string());

@@ -12,7 +12,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -83,19 +82,16 @@ TEST_CASE("Stop: a job that sleeps while it is stopped is shown with its bytes, 
           "[stop]") {
     Job host;
     stop(host);
-    const auto json = host.command("gpu-ps", {"--json"});
-    CHECK(json.status == 0);
-    CHECK(json.json("/processes/0/state") == "asleep");
-    CHECK(json.json("/processes/0/report/host_bytes") == "33554432");
-    CHECK(json.json("/processes/0/report/tags/0/kept_bytes") == "33554432");
+    const auto json = ended(host.command("gpu-ps", {"--json"}));
+    CHECK(json.json("state report/host_bytes report/tags/0/kept_bytes", "/processes/0/") ==
+          "asleep 33554432 33554432");
     constexpr double k_hour = 3'600;
     const auto file = std::filesystem::path(socket_file(host.pid()) + k_state_suffix);
     std::filesystem::last_write_time(file, std::filesystem::last_write_time(file) - std::chrono::hours(1));
     const auto old = host.command("gpu-ps", {"--json"});
     for (const auto* const age : {"stopped_report_seconds", "report/state_seconds"})
         CHECK(std::stod(old.json(fmt::format("/processes/0/{}", age))) >= k_hour);
-    const auto table = host.command("gpu-ps");
-    CHECK(table.status == 0);
+    const auto table = ended(host.command("gpu-ps"));
     CHECK(table.err.empty());
     CHECK_THAT(table.out, mentions("stopped, asleep") && mentions("32.0 MiB") &&
                               mentions(fmt::format("to resume it: kill -CONT {}", host.pid())));

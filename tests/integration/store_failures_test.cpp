@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace fs = std::filesystem;
@@ -20,9 +19,8 @@ TEST_CASE("Store: a full disk ends a sleep with 8, awake and whole, and leaves n
     TwoTagHost host;
     CHECK_THAT(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--dry-run"}).out,
                mentions("it fails unless"));
-    const auto failed = host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--json"});
-    CHECK(failed.status == 8);
-    CHECK(failed.json("/processes/0/error/code") == "out_of_disk");
+    CHECK(ended(host.command("gpu-sleep", {"--store", "file", "--dir", disk.path(), "--json"}), 8)
+              .json("/processes/0/error/code") == "out_of_disk");
     CHECK(fs::is_empty(disk.path()));
     host.check_unharmed();
     // Nor does what sleeps already change that.

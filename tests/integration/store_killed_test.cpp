@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Store: what a killed process leaves is removed by the next sleep there", "[store]") {
@@ -43,8 +42,7 @@ TEST_CASE("Store: what a killed process leaves is removed by the next sleep ther
 TEST_CASE("Store: what a process leaves that runs another program is listed as such, and removed",
           "[store]") {
     const Place place;
-    Host host;
-    Host other;
+    Host host, other;
     for (auto* each : {&host, &other}) each->tell("alloc weights 4194304 0");
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
     REQUIRE(host.ask("exec") == "ready");
@@ -57,9 +55,7 @@ TEST_CASE("Store: what a process leaves that runs another program is listed as s
     CHECK_THAT(states(), mentions("asleep") && !mentions("left over"));
     host.tell("alloc weights 4194304 0");
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0); // the new program, under the same names
-    for (auto* each : {&host, &other}) {
-        each->wake_whole();
-    }
+    for (auto* each : {&host, &other}) each->wake_whole();
     CHECK(place.files().empty());
 }
 

@@ -11,7 +11,6 @@
 
 #include <sys/resource.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -31,10 +30,8 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
     TwoTagHost host;
     host.tell("alloc weights 6291456 1");
     for (int round = 0; round < 3; ++round) {
-        const auto slept = host.command("gpu-sleep", place.store({"--json"}));
-        REQUIRE(succeeded(slept));
-        CHECK(slept.json("/processes/0/state") == "asleep");
-        CHECK(slept.json("/processes/0/report/host_bytes") == "0");
+        const auto slept = ended(host.command("gpu-sleep", place.store({"--json"})));
+        CHECK(slept.json("/processes/0/state /processes/0/report/host_bytes") == "asleep 0");
         CHECK(slept.json("/processes/0/report/directories/0") == place.path());
         CHECK(std::stoull(slept.json("/processes/0/report/file_bytes")) >= (std::size_t{20} << 20));
         CHECK(slept.tag("kv_cache", "in_files_bytes") == "4194304");
@@ -103,9 +100,8 @@ TEST_CASE("Store: a disk that takes minutes to flush is waited for", "[slow_disk
 TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     const Place place;
     TwoTagHost host;
-    const auto slept =
-        host.command("gpu-sleep", {"--store", "weights=file,default=host", "--dir", place.path(), "--json"});
-    REQUIRE(succeeded(slept));
+    const auto slept = ended(
+        host.command("gpu-sleep", {"--store", "weights=file,default=host", "--dir", place.path(), "--json"}));
     CHECK(slept.tag("weights", "in_files_bytes") == slept.tag("weights", "kept_bytes"));
     CHECK(slept.tag("kv_cache", "in_files_bytes") == "0");
     CHECK(slept.json("/processes/0/report/host_bytes") != "0");
@@ -121,9 +117,8 @@ TEST_CASE("Store: each tag goes where it is told to", "[store]") {
     const auto named = host.command("gpu-sleep", {"--dir", place.path(), "--json"});
     CHECK(named.tag("kv_cache", "in_files_bytes") == named.tag("kv_cache", "kept_bytes"));
     CHECK_THAT(host.command("gpu-sleep", place.store()).out, mentions("as asked"));
-    const auto stays = host.command("gpu-sleep", {"--dir", place.path() / "other"});
-    CHECK(stays.status == 0);
-    CHECK_THAT(stays.out, mentions("files stay in " + place.path().string() + ":") && !mentions("as asked"));
+    CHECK_THAT(ended(host.command("gpu-sleep", {"--dir", place.path() / "other"})).out,
+               mentions("files stay in " + place.path().string() + ":") && !mentions("as asked"));
     REQUIRE(host.command("gpu-wake").status == 0);
 
     REQUIRE(host.command("gpu-sleep", place.store({"--store", "kv_cache=host", "--json"}))
@@ -136,8 +131,8 @@ TEST_CASE("Store: a dry run says what room files need, and whether it is there",
     const Place place;
     TwoTagHost host;
     const auto rehearse = [&](Arguments arguments, int status = 0) {
-        const auto said = host.command("gpu-sleep", with(std::move(arguments), {"--dry-run", "--json"}));
-        CHECK(said.status == status);
+        const auto said =
+            ended(host.command("gpu-sleep", with(std::move(arguments), {"--dry-run", "--json"})), status);
         return said.json("/processes/0/report/notes");
     };
     CHECK_THAT(rehearse(place.store()),
@@ -250,8 +245,7 @@ TEST_CASE("Store: files take over when a limit on address space makes host memor
     CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out,
                mentions("ulimit -v") && mentions("it would fail"));
     CHECK(host.command("gpu-sleep").status == 8);
-    const auto slept = host.command("gpu-sleep", {"--spill", place.path(), "--json"});
-    REQUIRE(succeeded(slept));
+    const auto slept = ended(host.command("gpu-sleep", {"--spill", place.path(), "--json"}));
     CHECK(slept.json("/processes/0/report/file_bytes") != "0");
     CHECK(slept.tag("weights", "in_files_bytes") != "0");
     CHECK_THAT(slept.json("/processes/0/report/notes/0"), mentions("host memory is short"));

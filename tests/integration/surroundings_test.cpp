@@ -5,7 +5,6 @@
 #include "support/host.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -48,8 +47,7 @@ TEST_CASE("Surroundings: a process that a debugger has stopped is given up in ti
     auto debugger = debug(host, {"echo attached\\n", "shell cat > /dev/null", "detach"});
     read_up_to(debugger, "attached");
     const auto start = Clock::now();
-    const auto given_up = host.command(name, {"--timeout", "1s"});
-    CHECK(given_up.status == 4);
+    const auto given_up = ended(host.command(name, {"--timeout", "1s"}), 4);
     CHECK(Clock::now() - start < Milliseconds(30'000));
     debugger.close_input();
     CHECK(debugger.wait() == 0);

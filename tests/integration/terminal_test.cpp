@@ -5,16 +5,16 @@
 #include "support/fake_agent.hpp"
 #include "support/host.hpp"
 #include "support/hostile_text.hpp"
+#include "support/not_copied.hpp"
 
 #include <nlohmann/json.hpp>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
 
 /// A process of a stranger: this one, with an agent that gives every text that it can.
-class Stranger {
+class Stranger : NotCopied {
 public:
     explicit Stranger(bool fails)
         : agent_(prepared_socket(), [fails](const protocol::Request& request, FakeConnection& connection) {
@@ -28,8 +28,6 @@ public:
                                                  : wakes ? model::Operation::wake
                                                          : model::Operation::status));
           }) {}
-    Stranger(const Stranger&) = delete;
-    Stranger& operator=(const Stranger&) = delete;
     ~Stranger() { ::unlink(socket_file(::getpid()).c_str()); }
 
 private:

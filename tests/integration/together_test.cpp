@@ -4,7 +4,6 @@
 
 #include "peer.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using Say = model::Directive::Kind;
 using Phase = model::Progress::Phase;
@@ -41,9 +40,7 @@ public:
     }
     void check_all_awake() {
         CHECK(count("awake") >= size()); // and others of the test
-        for (auto& host : hosts_) {
-            host.check_whole();
-        }
+        for (auto& host : hosts_) host.check_whole();
     }
     /// Whatever state they are in, the next command completes it, and nothing is lost.
     void check_completes() {
@@ -111,18 +108,14 @@ int rounds(int few) {
 
 TEST_CASE("Together: a tree sleeps and wakes as one", "[quick][threads][together]") {
     Family family(3);
-    const auto rehearsed = Family::command("gpu-sleep", {"--dry-run"});
-    CHECK(rehearsed.status == 0);
-    CHECK_THAT(rehearsed.out, mentions("3 processes would sleep; 24.0 MiB of GPU memory would be freed"));
+    CHECK_THAT(ended(Family::command("gpu-sleep", {"--dry-run"})).out,
+               mentions("3 processes would sleep; 24.0 MiB of GPU memory would be freed"));
     family.check_all_awake();
-    const auto slept = Family::command("gpu-sleep");
-    REQUIRE(succeeded(slept));
-    CHECK_THAT(slept.out, mentions("3 processes are asleep; 24.0 MiB of GPU memory freed"));
+    CHECK_THAT(ended(Family::command("gpu-sleep")).out,
+               mentions("3 processes are asleep; 24.0 MiB of GPU memory freed"));
     CHECK(family.count("asleep") == 3);
     CHECK(Family::command("gpu-sleep").status == 0); // already
-    const auto woken = Family::command("gpu-wake", {"--json"});
-    CHECK(woken.status == 0);
-    CHECK(woken.of_all("/state") == Arguments(3, "awake"));
+    CHECK(ended(Family::command("gpu-wake", {"--json"})).of_all("/state") == Arguments(3, "awake"));
     family.check_all_awake();
 }
 
@@ -132,9 +125,7 @@ TEST_CASE("Together: a name with a newline hides no member", "[together]") {
     CHECK(run({{command_file("gpu-ps"), std::to_string(family[1].pid()), "--json"}})
               .json("/processes/0/state") == "awake");
     CHECK(family.count("awake") == 2);
-    const auto slept = Family::command("gpu-sleep");
-    REQUIRE(succeeded(slept));
-    CHECK_THAT(slept.out, mentions("2 processes are asleep"));
+    CHECK_THAT(ended(Family::command("gpu-sleep")).out, mentions("2 processes are asleep"));
     CHECK(family.count("asleep") == 2);
     CHECK(Family::command("gpu-wake").status == 0);
     family.check_all_awake();
@@ -159,11 +150,9 @@ TEST_CASE("Together: one that refuses keeps all awake", "[together]") {
     Family family(4);
     SECTION("inhibited") {
         family[2].tell("inhibit");
-        const auto refused = Family::command("gpu-sleep", {"--json"});
-        CHECK(refused.status == 1);
-        CHECK(refused.json("/exit_status") == "1");
-        CHECK(refused.json("/processes/2/error/code") == "inhibited");
-        CHECK(refused.json("/processes/0/error/code") == "cancelled");
+        const auto refused = ended(Family::command("gpu-sleep", {"--json"}), 1);
+        CHECK(refused.json("/exit_status /processes/2/error/code /processes/0/error/code") ==
+              "1 inhibited cancelled");
         CHECK_THAT(refused.err, mentions("none of 4 processes was put to sleep"));
         family.check_all_awake();
         family[2].tell("uninhibit");
@@ -186,9 +175,7 @@ TEST_CASE("Together: one that begins to use the GPU meanwhile has all go back", 
     pause_for(Milliseconds(300)); // it knows its processes by now
     family.add();
     family[1].tell("resume");
-    const auto output = sleeping.finish();
-    CHECK(output.status == 1);
-    CHECK_THAT(output.err, mentions("has started to use the GPU in the meantime; try again"));
+    check_ended(sleeping.finish(), 1, mentions("has started to use the GPU in the meantime; try again"));
     family.check_all_awake();
     family.check_completes();
 }
@@ -331,8 +318,7 @@ TEST_CASE("Together: a group sleeps and wakes as one, and nobody else", "[togeth
     CHECK(other.state() == "awake");
     CHECK(group("gpu-wake").status == 0);
     family.check_all_awake();
-    const auto none = run({{command_file("gpu-sleep"), "--group", "there-is-none"}});
-    CHECK(none.status == 3);
+    const auto none = ended(run({{command_file("gpu-sleep"), "--group", "there-is-none"}}), 3);
     CHECK_THAT(none.err, mentions("in the group 'there-is-none'; other groups: ") && mentions(name));
     CHECK_THAT(family[0].command("gpu-ps").out, mentions("group " + name));
 }

@@ -78,6 +78,12 @@ def asleep(tensors):
     assert gpu_sleep.asleep_bytes() == tensors * BYTES, gpu_sleep.asleep_bytes()
 
 
+def pauses(tensors, *tag):
+    """Pauses the tag, or all; so many tensors sleep then."""
+    torch_memory_saver.pause(*tag)
+    asleep(tensors)
+
+
 def one_agent():
     agents = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "gpu-sleep-agent" in line}
     assert len(agents) == 1, agents
@@ -90,8 +96,7 @@ def sglang():
     addresses = [weights.data_ptr(), cache.data_ptr()]
     for _ in range(2):
         torch_memory_saver.pause("kv_cache")
-        torch_memory_saver.pause("weights")
-        asleep(2)
+        pauses(2, "weights")
         assert plain.is_all(3)
         torch_memory_saver.resume("weights")
         asleep(1)
@@ -101,15 +106,13 @@ def sglang():
         assert not any(tag.needs_refill for tag in gpu_sleep.status().tags)
         cache.fill_(2)
     assert addresses == [weights.data_ptr(), cache.data_ptr()]
-    torch_memory_saver.pause()
-    asleep(2)
+    pauses(2)
     weights.free()
     asleep(1)
     torch_memory_saver.resume()
     cache.free()
     torch_memory_saver.pause("kv_cache")
-    torch_memory_saver.pause("nobody")
-    asleep(0)
+    pauses(0, "nobody")
     one_agent()
 
 
@@ -118,11 +121,9 @@ def tags():
     names = ["a_b", "a b", "a,b", "", "default", "x" * 1000, "x" * 1001, "\u91cd\u307f"]
     kept = {name: tensor(number + 1, tag=name, enable_cpu_backup=True) for number, name in enumerate(names)}
     dropped = tensor(9, tag="a_b")
-    torch_memory_saver.pause("a_b")
-    asleep(2)
+    pauses(2, "a_b")
     for number, name in enumerate(filter(None, names[1:])):
-        torch_memory_saver.pause(name)
-        asleep(3 + number)
+        pauses(3 + number, name)
     torch_memory_saver.pause()  # that without a name
     asleep(len(names) + 1)
     torch_memory_saver.resume()
@@ -134,8 +135,7 @@ def devices():
     here = tensor(1, tag="a", enable_cpu_backup=True)
     with torch.cuda.device(1):
         there = tensor(2, tag="a", enable_cpu_backup=True)
-    torch_memory_saver.pause("a")
-    asleep(2)
+    pauses(2, "a")
     assert synchronized == [0, 1]
     torch_memory_saver.resume("a")
     assert here.is_all(1) and there.is_all(2)
@@ -158,8 +158,7 @@ def overlapping():
     raises(AssertionError, first.__exit__, None, None, None)
     made = Tensor()
     second.__exit__(None, None, None)
-    torch_memory_saver.pause("second")
-    asleep(1)
+    pauses(1, "second")
     made.free()
     asleep(0)
 
@@ -185,8 +184,7 @@ def regions():
             again = Tensor()
     assert not library.tms_get_interesting_region() and others[0] is False
     raises(AssertionError, torch_memory_saver.disable().__enter__)
-    torch_memory_saver.pause()
-    asleep(3)
+    pauses(3)
     assert others[1].is_all(7) and others[2].is_all(7)
     torch_memory_saver.resume()
     assert outer.is_all(7) and inner.is_all(0) and again.is_all(7)
@@ -341,8 +339,7 @@ def residents():
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     for tag in ("mixed", None):
-        torch_memory_saver.pause(tag)
-        asleep(1)
+        pauses(1, tag)
         assert stays.is_all(1)
         said = str(raises(gpu_sleep.Refused, keep, sleeps))
         assert "keep_resident requires an active allocation" in said and "sleeps" in said
@@ -354,8 +351,7 @@ def residents():
     asleep(0)
     stays.free()
     tensor(4, tag="mixed")
-    torch_memory_saver.pause("mixed")
-    asleep(1)
+    pauses(1, "mixed")
     raises(ValueError, keep, types.SimpleNamespace(is_cuda=False, device="cpu"))
 
 
@@ -375,8 +371,7 @@ def disk():
         raises(gpu_sleep.InvalidArgument, torch_memory_saver.set_disk_backup_dir, str(open_to_all))
         torch_memory_saver.set_disk_backup_dir(str(place))
         filed, kept = tensor(5, tag="a", enable_disk_backup=True), tensor(6, tag="a", enable_cpu_backup=True)
-        torch_memory_saver.pause("a")
-        asleep(2)
+        pauses(2, "a")
         assert list(place.iterdir()) and torch_memory_saver.get_cpu_backup(filed) is None
         torch_memory_saver.resume("a")
         assert filed.is_all(5) and kept.is_all(6) and not list(place.iterdir())
@@ -539,8 +534,7 @@ def slime():
         sent.free()
     torch_memory_saver.resume("default")
     assert gradients.is_all(2)
-    torch_memory_saver.pause()
-    asleep(3)
+    pauses(3)
     assert communicator.is_all(7)
     torch_memory_saver.resume()
     assert trained.is_all(7) and others[0].is_all(7) and gradients.is_all(0)
@@ -549,8 +543,7 @@ def slime():
 def intercepted():
     """The library is all that is preloaded, and the environment is that of gpu-run: what is outside of regions sleeps, too."""
     weights, plain = tensor(1, tag="weights", enable_cpu_backup=True), tensor(3)
-    torch_memory_saver.pause()
-    asleep(1)
+    pauses(1)
     assert plain.is_all(3)
     gpu_sleep.sleep()
     asleep(2)
@@ -570,8 +563,7 @@ def graphs():
             assert made.pool not in torch_memory_saver._impl._mem_pools.values()
         around = Tensor()
         assert around.pool in torch_memory_saver._impl._mem_pools.values()
-    torch_memory_saver.pause("graph")
-    asleep(1)
+    pauses(1, "graph")
     torch_memory_saver.resume("graph")
     assert made.is_all(7) and around.is_all(7)
     handle, shared = torch.cuda.graph_pool_handle(), []  # as SGLang has it: one for the graphs of all sizes
@@ -579,8 +571,7 @@ def graphs():
         with torch_memory_saver.cuda_graph(torch_stand_in.CUDAGraph(), pool=handle, tag="graphs", enable_cpu_backup=True):
             shared.append(Tensor())
     assert {made.pool.id for made in shared} == {handle}
-    torch_memory_saver.pause("graphs")
-    asleep(3)
+    pauses(3, "graphs")
     torch_memory_saver.resume("graphs")
     assert all(made.is_all(7) for made in shared)
 

@@ -89,6 +89,14 @@ class Case(unittest.TestCase):
         self.assertEqual([tensor.values() for tensor in [*model.weights, model.buffer, *self.runner.cache]],
                          [weights, weights, buffer, cache, cache])
 
+    def wakes_with(self, **contents):
+        self.worker.wake_up()
+        self.check_contents(**contents)
+
+    def cycle(self, **contents):
+        self.worker.sleep()
+        self.wakes_with(**contents)
+
 
 class Sleeping(Case):
     def try_refused_sleep(self):
@@ -103,8 +111,7 @@ class Sleeping(Case):
     def test_level_1_keeps_weights(self):
         self.worker.sleep()
         self.assertEqual(self.states(), {"weights": "asleep", "kv_cache": "asleep"})
-        self.worker.wake_up()
-        self.check_contents(cache=ZERO)
+        self.wakes_with(cache=ZERO)
         self.assertFalse(any(each.needs_refill for each in self.backend.status()))
 
     def test_level_2_keeps_buffers(self):
@@ -182,17 +189,14 @@ class Sleeping(Case):
             self.assertEqual(caught.exception.code, "out_of_device_memory")
             self.assertEqual((self.backend.state(), gpu_sleep.asleep_bytes()), ("SUSPENDED", 5 * BYTES))
         neighbour.tell("give")
-        self.worker.wake_up()
-        self.check_contents(cache=ZERO)
+        self.wakes_with(cache=ZERO)
 
     def test_refused_sleep_has_changed_nothing(self):
         self.try_refused_sleep()
         self.assertEqual((self.backend.state(), gpu_sleep.asleep_bytes()), ("RUNNING", 0))
         self.check_contents()
         self.runner.model.buffer.fill_(9)
-        self.worker.sleep()
-        self.worker.wake_up()
-        self.check_contents(buffer={9}, cache=ZERO)
+        self.cycle(buffer={9}, cache=ZERO)
 
     def test_policies_are_of_one_sleep(self):
         inhibited = []
@@ -212,19 +216,16 @@ class Sleeping(Case):
         self.assertEqual(self.states(), {"weights": "awake", "kv_cache": "asleep"})
         self.worker.sleep()
         self.backend.discard(("weights",))
-        self.worker.wake_up()
-        self.check_contents(cache=ZERO)
+        self.wakes_with(cache=ZERO)
         self.worker.sleep()
         self.worker.wake_up(["weights"])
         self.backend.discard(("weights",))
-        self.worker.wake_up()
-        self.check_contents(weights=ZERO, cache=ZERO)
+        self.wakes_with(weights=ZERO, cache=ZERO)
         self.worker.reload_weights()
         self.worker.sleep()
         gpu_sleep.wake()  # by whomever
         self.backend.discard(("weights",))
-        self.worker.wake_up()
-        self.check_contents(weights=ZERO, cache=ZERO)
+        self.wakes_with(weights=ZERO, cache=ZERO)
 
     def test_the_engines_own_tags_wake_with_any(self):
         own = {}
@@ -259,28 +260,22 @@ class Sleeping(Case):
         self.worker.sleep(level=2)
         self.from_outside().wake(tags=["weights"])
         self.worker.reload_weights()
-        self.worker.sleep()
-        self.worker.wake_up()
-        self.check_contents(cache=ZERO)
+        self.cycle(cache=ZERO)
         self.worker.sleep(level=2)
         self.from_outside().wake()
         self.worker.reload_weights()
         self.from_outside().sleep(options=["--force"])
-        self.worker.sleep()
-        self.worker.wake_up()
-        self.check_contents(cache=ZERO)
+        self.cycle(cache=ZERO)
 
     def test_keeps_what_sleeps_already(self):
         self.worker.sleep()
         self.worker.sleep(level=2)
-        self.worker.wake_up()
-        self.check_contents(cache=ZERO)
+        self.wakes_with(cache=ZERO)
         for tensor in self.runner.cache:
             tensor.fill_(7)
         self.from_outside().sleep(options=["--force"])
         self.worker.sleep(level=2)
-        self.worker.wake_up()
-        self.check_contents()
+        self.wakes_with()
 
     def test_buffers_are_those_of_the_last_sleep(self):
         buffer = self.runner.model.buffer
@@ -294,23 +289,18 @@ class Sleeping(Case):
         self.assertEqual((draft.weights[0].values(), draft.buffer.values()), (ZERO, FULL))
         self.worker.reload_weights()
         buffer.fill_(9)
-        self.worker.wake_up()
-        self.check_contents(buffer={9}, cache=ZERO)
-        self.worker.sleep()
-        self.worker.wake_up()
-        self.check_contents(buffer={9}, cache=ZERO)
+        self.wakes_with(buffer={9}, cache=ZERO)
+        self.cycle(buffer={9}, cache=ZERO)
 
     def test_refused_sleep_saves_no_buffers(self):
         self.backend.discard(("kv_cache",))
         self.try_refused_sleep()
         self.runner.model.buffer.fill_(9)
-        self.worker.wake_up()
-        self.check_contents(buffer={9}, cache=ZERO)
+        self.wakes_with(buffer={9}, cache=ZERO)
 
     def test_buffers_outlive_a_level_2_from_outside(self):
         self.from_outside().sleep(level=2, options=["--force"])
-        self.worker.wake_up()
-        self.check_contents(weights=ZERO, cache=ZERO)
+        self.wakes_with(weights=ZERO, cache=ZERO)
 
     def test_caches_of_pytorch_make_room(self):
         cached, calls = [], []
@@ -343,8 +333,7 @@ class Sleeping(Case):
             calls.clear()
             self.worker.sleep()
             self.assertEqual(calls, [])  # what it gives back could be what sleeps
-        self.worker.wake_up()
-        self.check_contents(cache=ZERO)
+        self.wakes_with(cache=ZERO)
 
     def test_threads_measure_one_after_another(self):
         own = sys.modules[gpu_sleep.vllm.Worker.__module__]._others_left_out

@@ -6,7 +6,6 @@
 
 #include <fmt/ranges.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -66,8 +65,8 @@ TEST_CASE("Waiting: every request goes past a wake that waits for GPU memory", "
     Short process;
     auto waiting = process.wait_for_weights();
     REQUIRE(process.shows());
-    const auto output = process.host.command(row.command, with(row.arguments, {"--timeout", "5s"}));
-    CHECK(output.status == row.status);
+    const auto output =
+        ended(process.host.command(row.command, with(row.arguments, {"--timeout", "5s"})), row.status);
     const auto listed = process.host.command("gpu-ps", {"--json"});
     CHECK(listed.tag("small", "state") == row.small);
     CHECK(listed.json(k_first) != "none"); // it waits still
@@ -110,8 +109,7 @@ TEST_CASE("Waiting: gpu-wake says once who has the memory, and until when it wai
         pause_for(Milliseconds(1'000));
         process.make_room();
     }
-    const auto output = waiting.finish();
-    CHECK(output.status == (is_quiet ? 7 : 0));
+    const auto output = ended(waiting.finish(), (is_quiet ? 7 : 0));
     const std::string words = " waits at most 5";
     const auto at = output.err.find(words);
     CHECK((at == std::string::npos) == is_quiet);

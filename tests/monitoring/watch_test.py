@@ -111,6 +111,11 @@ class Watch:
             assert self.read(), f"it has ended:\n{self.output}"
             assert not patience.is_over(), f"the screen is\n{self.text()}"
 
+    def type(self, keys, shows):
+        """Its first line is to show that then."""
+        os.write(self.master, keys)
+        self.wait_for(lambda: shows in self.terminal.text()[0])
+
     def wait_for_frames(self, count):
         before = self.output.count("\x1b[H")
         self.wait_for(lambda: self.output.count("\x1b[H") >= before + count)
@@ -140,6 +145,20 @@ class OnATerminal(unittest.TestCase):
     def row(self, watch, host):
         """The line of a process; its cells are told apart by two spaces."""
         return next((line for line in watch.terminal.text() if re.match(rf" *{host.process.pid}  ", line)), None)
+
+    def watch(self, *arguments, host=None, **more):
+        """One that shows the host by now."""
+        watch = Watch(*arguments, **more)
+        watch.wait_for(lambda: self.row(watch, host or self.small))
+        return watch
+
+    def choose(self, watch, host, key=b"j"):
+        for _ in range(100): # others may be listed, too
+            os.write(watch.master, key)
+            watch.wait_for_frames(2)
+            if f">{host.process.pid} " in watch.text():
+                return
+        self.fail(f"{host.process.pid} is not chosen:\n{watch.text()}")
 
     def end(self, watch):
         watch.signal(signal.SIGTERM)
@@ -181,8 +200,7 @@ class OnATerminal(unittest.TestCase):
         self.end(watch)
 
     def test_follows_the_size(self):
-        watch = Watch("--sort", "name")
-        watch.wait_for(lambda: self.row(watch, self.small))
+        watch = self.watch("--sort", "name")
         for lines, columns in ((10, 60), (3, 40), (2, 10), (1, 2), (40, 200)):
             watch.wait_for_frames(1)
             watch.resize(lines, columns)
@@ -201,8 +219,7 @@ class OnATerminal(unittest.TestCase):
         self.end(watch)
 
     def test_is_drawn_at_once_after_a_change_of_size(self):
-        watch = Watch(interval="1h")
-        watch.wait_for(lambda: self.row(watch, self.small))
+        watch = self.watch(interval="1h")
         watch.resize(30, 100)
         watch.wait_for_frames(1)
         self.end(watch)
@@ -210,8 +227,7 @@ class OnATerminal(unittest.TestCase):
     def test_leaves_the_terminal_whole_by_each_signal_that_ends_it(self):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             with self.subTest(number):
-                watch = Watch()
-                watch.wait_for(lambda: self.row(watch, self.small))
+                watch = self.watch()
                 self.assertTrue(watch.terminal.is_alternate)
                 self.assertFalse(watch.terminal.has_cursor)
                 if number == signal.SIGINT:
@@ -222,8 +238,7 @@ class OnATerminal(unittest.TestCase):
                 self.check_left_whole(watch)
 
     def test_gives_the_terminal_back_while_it_is_stopped(self):
-        watch = Watch()
-        watch.wait_for(lambda: self.row(watch, self.small))
+        watch = self.watch()
         for _ in range(2):
             os.write(watch.master, b"\x1a") # as a person types it
             watch.wait_for(lambda: watch.is_stopped() and not watch.terminal.is_alternate)
@@ -287,12 +302,7 @@ class OnATerminal(unittest.TestCase):
     def test_scrolls_to_the_chosen_line(self):
         watch = Watch("--sort", "name", lines=7)
         watch.wait_for(lambda: "awake" in watch.text())
-        for _ in range(100):
-            os.write(watch.master, b"j")
-            watch.wait_for_frames(2)
-            if f">{self.small.process.pid} " in watch.text():
-                break
-        self.assertIn(f">{self.small.process.pid} ", watch.text())
+        self.choose(watch, self.small)
         self.check_frames(watch)
         self.end(watch)
 
@@ -318,22 +328,15 @@ class OnATerminal(unittest.TestCase):
         host.end()
 
     def test_obeys_keys_and_echoes_none(self):
-        watch = Watch("--sort", "name")
-        watch.wait_for(lambda: self.row(watch, self.small))
+        watch = self.watch("--sort", "name")
         self.assertIn("GPU 0: ", watch.text())
+        watch.type(b"s", "choose a process first")
+        self.choose(watch, self.small, b"\x1b[B")
         os.write(watch.master, b"s")
-        watch.wait_for(lambda: "choose a process first" in watch.terminal.text()[0])
-        chosen = re.compile(rf" *>{self.small.process.pid}  ")
-        for _ in range(100): # others may be listed, too
-            os.write(watch.master, b"\x1b[B")
-            watch.wait_for_frames(2)
-            if any(map(chosen.match, watch.terminal.text())):
-                break
-        os.write(watch.master, b"s")
-        watch.wait_for(lambda: re.search(chosen.pattern + r"watched-small  +asleep", re.sub(r"(>\d+)  +\S+", r"\1", watch.text())))
+        chosen = rf" *>{self.small.process.pid}  watched-small  +asleep"
+        watch.wait_for(lambda: re.search(chosen, re.sub(r"(>\d+)  +\S+", r"\1", watch.text())))
         self.assertIn("is asleep at level 1", watch.terminal.text()[0])
-        os.write(watch.master, b"w")
-        watch.wait_for(lambda: "is awake after" in watch.terminal.text()[0])
+        watch.type(b"w", "is awake after")
         self.check_frames(watch)
         self.assertEqual(termios.tcgetattr(watch.master)[3] & (termios.ECHO | termios.ICANON), 0)
         os.write(watch.master, b"q")
@@ -344,21 +347,13 @@ class OnATerminal(unittest.TestCase):
         host = Host("watched-0") # the first of its name
         host.tell("alloc cache 4194304 0")
         host.tell("policy cache discard 1")
-        watch = Watch("--sort", "name")
-        watch.wait_for(lambda: self.row(watch, host))
-        for _ in range(100):
-            os.write(watch.master, b"j")
-            watch.wait_for_frames(2)
-            if f">{host.process.pid} " in watch.text():
-                break
-        os.write(watch.master, b"s")
-        watch.wait_for(lambda: "drops 4.00 MiB: go on?" in watch.terminal.text()[0])
+        watch = self.watch("--sort", "name", host=host)
+        self.choose(watch, host)
+        watch.type(b"s", "drops 4.00 MiB: go on?")
         os.write(watch.master, b"n")
         watch.wait_for(lambda: watch.terminal.text()[0] == "nothing was changed")
-        os.write(watch.master, b"s")
-        watch.wait_for(lambda: "go on?" in watch.terminal.text()[0])
-        os.write(watch.master, b"y")
-        watch.wait_for(lambda: "is asleep" in watch.terminal.text()[0])
+        watch.type(b"s", "go on?")
+        watch.type(b"y", "is asleep")
         watch.signal(signal.SIGTERM)
         watch.wait_for_end()
         host.end()

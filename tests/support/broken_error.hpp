@@ -6,12 +6,13 @@
 
 #include "base/fd.hpp"
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 namespace gpu_sleep::test {
 
 /// Until the end standard error is a pipe, which blocks those that write. Standard error is not written to
 /// meanwhile but by what is tested.
-class PipeAsError {
+class PipeAsError : NotCopied {
 public:
     PipeAsError() : before_(::dup(STDERR_FILENO)) {
         std::array<int, 2> ends{};
@@ -21,8 +22,6 @@ public:
         REQUIRE(::fcntl(reader_.get(), F_SETFL, O_NONBLOCK) == 0);
         REQUIRE(::dup2(writer.get(), STDERR_FILENO) == STDERR_FILENO);
     }
-    PipeAsError(const PipeAsError&) = delete;
-    PipeAsError& operator=(const PipeAsError&) = delete;
     ~PipeAsError() { ::dup2(before_.get(), STDERR_FILENO); }
 
     /// What is in it, taken out.
@@ -47,8 +46,7 @@ public:
     void close_reader() { reader_.reset(); }
 
 private:
-    UniqueFd before_;
-    UniqueFd reader_;
+    UniqueFd before_, reader_;
 };
 
 } // namespace gpu_sleep::test

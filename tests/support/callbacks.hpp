@@ -7,11 +7,12 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 namespace gpu_sleep::test {
 
 /// Registered until the end. Either function may be empty.
-class Callbacks {
+class Callbacks : NotCopied {
 public:
     using Function = std::function<int(const gpu_sleep_event*)>;
 
@@ -26,15 +27,12 @@ public:
         REQUIRE(gpu_sleep_add_callback(before_sleep_ ? before : nullptr, after_wake_ ? after : nullptr, this,
                                        deadline_ms, &id_) == GPU_SLEEP_OK);
     }
-    Callbacks(const Callbacks&) = delete;
-    Callbacks& operator=(const Callbacks&) = delete;
     ~Callbacks() { gpu_sleep_remove_callback(id_); }
 
     [[nodiscard]] int id() const noexcept { return id_; }
 
 private:
-    Function before_sleep_;
-    Function after_wake_;
+    Function before_sleep_, after_wake_;
     int id_ = 0;
 };
 

@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
+
 #if __has_include(<catch2/catch_test_macros.hpp>)
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
@@ -54,6 +56,8 @@
 
 namespace gpu_sleep::test {
 
+using namespace gpu_sleep; // a test that names this namespace need not name that one
+
 /// Matches a text that has `part` in it.
 inline auto mentions(const std::string& part) {
 #ifdef SKIP
@@ -81,17 +85,31 @@ inline void skip_without_right(const std::string& right) {
     skip("this process may not " + right);
 }
 
+/// What `found`, a Result or an optional, holds; it must hold something.
+template <class Found>
+[[nodiscard]] auto need(Found found) {
+    if constexpr (requires { found.error().message; })
+        if (!found) UNSCOPED_INFO(found.error().message);
+    REQUIRE(found);
+    return *std::move(found);
+}
+
+/// The error that `result` holds; it must hold one.
+template <class Result>
+[[nodiscard]] auto error_of(const Result& result) {
+    REQUIRE_FALSE(result);
+    return result.error();
+}
+
 /// The one way in which tests get a directory: made empty under `parent`, with mode 0700, and removed with
 /// all that is in it at the end.
-class Scratch {
+class Scratch : NotCopied {
 public:
     explicit Scratch(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
         auto name = (parent / "gpu-sleep-test-XXXXXX").string();
         REQUIRE(::mkdtemp(name.data()) != nullptr);
         path_ = name;
     }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
     ~Scratch() {
         std::error_code ignored;
         std::filesystem::remove_all(path_, ignored);

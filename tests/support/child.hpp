@@ -5,6 +5,7 @@
 #pragma once
 
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/wait.h>
 
@@ -25,7 +26,7 @@ template <class Body>
 }
 
 /// A child that has done `first`, which must be true, once this is made, and lives until it is killed.
-class Child {
+class Child : NotCopied {
 public:
     template <class First>
     explicit Child(First&& first) {
@@ -44,8 +45,6 @@ public:
         CHECK(done == 'y');
         ::close(ends[0]);
     }
-    Child(const Child&) = delete;
-    Child& operator=(const Child&) = delete;
     ~Child() { kill(); }
     void kill() {
         if (pid_ <= 0) return;

@@ -167,8 +167,7 @@ void probe() {
     const Context context;
     char name[256] = {};
     check(cuDeviceGetName(name, sizeof name, context.device()), "cuDeviceGetName");
-    std::size_t free = 0;
-    std::size_t total = 0;
+    std::size_t free = 0, total = 0;
     check(cuMemGetInfo(&free, &total), "cuMemGetInfo");
     std::printf("%s|%zu|%zu\n", name, free / k_mib, total / k_mib);
 }

@@ -6,6 +6,7 @@
 
 #include "base/fd.hpp"
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/mman.h>
 
@@ -23,7 +24,7 @@ namespace gpu_sleep::test {
 }
 
 /// A file of the program's, under numbers that were others' before.
-class Usurper {
+class Usurper : NotCopied {
 public:
     explicit Usurper(std::vector<int> numbers) : numbers_(std::move(numbers)) {
         file_ = UniqueFd(::memfd_create("a file of the program", MFD_CLOEXEC));
@@ -31,8 +32,6 @@ public:
         REQUIRE(::write(file_.get(), "contents", k_bytes) == k_bytes);
         for (const int number : numbers_) REQUIRE(::dup2(file_.get(), number) == number);
     }
-    Usurper(const Usurper&) = delete;
-    Usurper& operator=(const Usurper&) = delete;
     ~Usurper() {
         for (const int number : numbers_) ::close(number);
     }

@@ -7,6 +7,7 @@
 
 #include "support/catch.hpp"
 #include "support/driver_kernels.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <cuda.h>
@@ -40,14 +41,12 @@ inline CUresult grant(CUdeviceptr address, std::size_t bytes, CUdevice device,
 }
 
 /// Reserved addresses with memory behind them, which take_away() and bring_back() release and create.
-class Range {
+class Range : test::NotCopied {
 public:
     explicit Range(std::size_t size = k_granularity, CUdevice device = 0) : bytes(size), device_(device) {
         REQUIRE(cuMemAddressReserve(&address, bytes, 0, 0, 0) == CUDA_SUCCESS);
         bring_back();
     }
-    Range(const Range&) = delete;
-    Range& operator=(const Range&) = delete;
     ~Range() {
         if (abandoned_) return;
         if (mapped_) take_away();
@@ -75,13 +74,12 @@ public:
 private:
     CUdevice device_;
     CUmemGenericAllocationHandle handle_ = 0;
-    bool mapped_ = false;
-    bool abandoned_ = false;
+    bool mapped_ = false, abandoned_ = false;
 };
 
 /// Page-locked host memory of the program's own, registered: pages that nothing else lies in, since a driver
 /// may lock whole pages.
-class PageLocked {
+class PageLocked : test::NotCopied {
 public:
     explicit PageLocked(std::size_t size) : mapped_bytes_((size + k_page - 1) / k_page * k_page) {
         void* const memory =
@@ -90,8 +88,6 @@ public:
         data = {static_cast<std::byte*>(memory), size};
         REQUIRE(cuMemHostRegister(memory, size, 0) == CUDA_SUCCESS);
     }
-    PageLocked(const PageLocked&) = delete;
-    PageLocked& operator=(const PageLocked&) = delete;
     ~PageLocked() {
         cuMemHostUnregister(data.data());
         ::munmap(data.data(), mapped_bytes_);
@@ -222,7 +218,7 @@ inline void check_nothing_left(const sim_live& before, const sim_live& after) {
 
 /// Holds a stream back until release(), so that what is submitted after it runs later. Its flag, in
 /// page-locked memory, goes with the context.
-class Gate {
+class Gate : test::NotCopied {
 public:
     explicit Gate(CUstream stream) {
         void* memory = nullptr;
@@ -231,8 +227,6 @@ public:
         *flag_ = 0;
         REQUIRE(launch(kernel("sim_spin_until"), stream, flag_) == CUDA_SUCCESS);
     }
-    Gate(const Gate&) = delete;
-    Gate& operator=(const Gate&) = delete;
     ~Gate() { release(); }
     void release() const { __atomic_store_n(flag_, 1U, __ATOMIC_RELEASE); }
 

@@ -8,6 +8,7 @@
 #include "driver/context.hpp"
 #include "memory/heap.hpp"
 #include "sleep/transactions.hpp"
+#include "support/not_copied.hpp"
 #include "support/result_printing.hpp"
 #include "support/simulated_driver/control.h"
 #include "support/weights.hpp"
@@ -34,7 +35,7 @@ struct Allocation {
 };
 
 /// Leaves a device no memory but these bytes, for as long as it lives.
-class Full {
+class Full : NotCopied {
 public:
     explicit Full(Bytes left, int device = 0) {
         CUmemAllocationProp properties{};
@@ -42,8 +43,6 @@ public:
         properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
         REQUIRE(cuMemCreate(&handle_, sim_free_bytes(device) - left, &properties, 0) == CUDA_SUCCESS);
     }
-    Full(const Full&) = delete;
-    Full& operator=(const Full&) = delete;
     ~Full() { CHECK(cuMemRelease(handle_) == CUDA_SUCCESS); }
 
 private:
@@ -65,7 +64,7 @@ private:
 }
 
 /// Initialises the simulated driver with a primary context on each device in use.
-class EngineFixture {
+class EngineFixture : NotCopied {
 public:
     explicit EngineFixture(
         sleep::Transactions::Options options = {2, 0},
@@ -87,8 +86,6 @@ public:
         for (const auto& allocation : allocations_) static_cast<void>(free(allocation.address));
         static_cast<void>(engine_.contents().reap());
     }
-    EngineFixture(const EngineFixture&) = delete;
-    EngineFixture& operator=(const EngineFixture&) = delete;
 
     /// Allocates and fills with random bytes, none of them zero.
     std::size_t add(int device, std::string_view tag, Bytes bytes) {

@@ -23,10 +23,8 @@ namespace gpu_sleep::test {
 /// A system call that fails with `error`; where arguments are given, only the calls that have them. Of
 /// several that fit, the first counts. With an error of 0 the call does nothing and seems to succeed.
 struct FailingCall {
-    std::uint32_t number;
-    std::uint32_t error;
-    std::optional<std::uint32_t> third_argument = {};
-    std::optional<std::uint32_t> first_argument = {};
+    std::uint32_t number, error;
+    std::optional<std::uint32_t> third_argument = {}, first_argument = {};
 };
 
 /// Applies the filter to the calling thread, for good. False where the system does not allow it.

@@ -13,8 +13,7 @@ extern constinit thread_local long t_allocations_left;
 
 /// The same of all threads together, while `counts`; if it `lasts`, all fail from then on.
 struct AllocationsOfAll {
-    std::atomic<bool> counts{false};
-    std::atomic<bool> lasts{false};
+    std::atomic<bool> counts{false}, lasts{false};
     std::atomic<long> left{0};
 };
 extern constinit AllocationsOfAll g_allocations;

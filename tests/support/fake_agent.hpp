@@ -7,6 +7,7 @@
 
 #include "base/fd.hpp"
 #include "protocol/messages.hpp"
+#include "support/not_copied.hpp"
 
 #include <filesystem>
 #include <functional>
@@ -33,13 +34,11 @@ private:
 
 /// Accepts connections one after another, reads a request from each, and runs the script, after which the
 /// connection is closed. Listens from construction to destruction.
-class FakeAgent {
+class FakeAgent : NotCopied {
 public:
     using Script = std::function<void(const protocol::Request& request, FakeConnection& connection)>;
 
     FakeAgent(const std::filesystem::path& socket_path, Script script);
-    FakeAgent(const FakeAgent&) = delete;
-    FakeAgent& operator=(const FakeAgent&) = delete;
     ~FakeAgent();
 
     /// The requests received so far.

@@ -7,6 +7,7 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 #include "support/process.hpp"
 
 #include <cuda.h>
@@ -36,15 +37,13 @@ inline Words random_words(Bytes bytes, unsigned seed) {
 }
 
 /// A device's primary context, retained, and current on this thread from enter() on.
-class Gpu {
+class Gpu : NotCopied {
 public:
     explicit Gpu(int device = 0) : device_(device) {
         check(cuInit(0));
         check(cuDevicePrimaryCtxRetain(&context_, device));
         enter();
     }
-    Gpu(const Gpu&) = delete;
-    Gpu& operator=(const Gpu&) = delete;
     ~Gpu() { cuDevicePrimaryCtxRelease(device_); }
 
     void enter() const { check(cuCtxSetCurrent(context_)); }
@@ -52,8 +51,7 @@ public:
     /// Free memory of the device. Makes its context current.
     [[nodiscard]] Bytes free_bytes() const {
         enter();
-        std::size_t free = 0;
-        std::size_t total = 0;
+        std::size_t free = 0, total = 0;
         check(cuMemGetInfo(&free, &total));
         return free;
     }

@@ -122,8 +122,8 @@ std::string Controlled::state() const {
     return command("gpu-ps", {"--json"}).json("/processes/0/state");
 }
 
-std::string Controlled::report(const std::string& name) const {
-    return command("gpu-ps", {"--json"}).json("/processes/0/report/" + name);
+std::string Controlled::report(const std::string& names) const {
+    return command("gpu-ps", {"--json"}).json(names, "/processes/0/report/");
 }
 
 bool Controlled::waits_at_the_gate() const {
@@ -132,6 +132,12 @@ bool Controlled::waits_at_the_gate() const {
 
 bool Controlled::moves_contents() const {
     return command("gpu-ps", {"--json"}).out.find("contents are being moved") != std::string::npos;
+}
+
+Output ended(Output output, int status) {
+    INFO(output.out << output.err);
+    REQUIRE(output.status == status);
+    return output;
 }
 
 bool succeeded(const Output& output) {

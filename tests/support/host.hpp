@@ -5,6 +5,7 @@
 #pragma once
 
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 #include "support/process.hpp"
 #include "support/sanitized.hpp"
 
@@ -35,8 +36,8 @@ public:
 
     /// "awake", "asleep", "partial" or "damaged", as gpu-ps says.
     [[nodiscard]] std::string state() const;
-    /// What gpu-ps reports of it under that name, such as "gate/on_touch"; as Output::json().
-    [[nodiscard]] std::string report(const std::string& name) const;
+    /// What gpu-ps reports of it under those names, such as "gate/on_touch"; as Output::json().
+    [[nodiscard]] std::string report(const std::string& names) const;
     /// Waits until work of one thread waits at the gate.
     [[nodiscard]] bool waits_at_the_gate() const;
     [[nodiscard]] bool moves_contents() const;
@@ -47,13 +48,11 @@ protected:
 
 /// A running host program. At its end it must end by itself, without a complaint of a sanitizer, unless the
 /// test ended it. host_program.cpp has what it may be asked.
-class Host : public Controlled {
+class Host : NotCopied, public Controlled {
 public:
     explicit Host(Arguments environment = {}, Arguments prefix = {});
     /// A host started in any other way.
     explicit Host(const Launch& launch);
-    Host(const Host&) = delete;
-    Host& operator=(const Host&) = delete;
     ~Host();
 
     /// The whole answer to `line`, "ok ..." or "error ...".
@@ -98,6 +97,8 @@ void check_ended(const Output& output, int status, const Matcher& is_right) {
     CHECK_THAT(output.err, is_right);
 }
 
+/// `output`, which must have ended with this status.
+[[nodiscard]] Output ended(Output output, int status = 0);
 /// Whether it ended with 0; else a failed check says what it wrote.
 [[nodiscard]] bool succeeded(const Output& output);
 

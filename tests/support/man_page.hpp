@@ -23,8 +23,7 @@ using Members = std::map<std::string, std::set<std::string>>;
 inline Members documented_members(const std::filesystem::path& page) {
     Members members;
     std::ifstream file(page);
-    std::string section;
-    std::string title;
+    std::string section, title;
     bool is_term = false;
     for (std::string line; std::getline(file, line);) {
         if (line.starts_with(".SH ")) section = line.substr(4);

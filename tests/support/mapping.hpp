@@ -21,8 +21,7 @@ namespace gpu_sleep::test {
 
 /// A mapping of /proc/self/smaps. Sizes in bytes.
 struct Mapping {
-    std::uint64_t size = 0;
-    std::uint64_t resident = 0;
+    std::uint64_t size = 0, resident = 0;
     std::string flags; ///< two letters each, with a blank before and after: " rd wr mr "
 };
 

@@ -22,9 +22,7 @@ public:
             is_spare_ = false;
             return spare_;
         }
-        float x = 0;
-        float y = 0;
-        float square = 0;
+        float x = 0, y = 0, square = 0;
         do {
             x = 2 * uniform() - 1;
             y = 2 * uniform() - 1;

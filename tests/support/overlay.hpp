@@ -5,13 +5,14 @@
 #pragma once
 
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/mount.h>
 
 namespace gpu_sleep::test {
 
 /// An overlay over a directory of its own, mounted on it, if this user may.
-class Overlay {
+class Overlay : NotCopied {
 public:
     explicit Overlay(const std::filesystem::path& where) : where_(where) {
         for (const auto* each : {"lower", "upper", "work"})
@@ -22,8 +23,6 @@ public:
         is_mounted_ = ::mount("gpu-sleep-test", where.c_str(), "overlay", 0, options.c_str()) == 0 &&
                       ::chmod(where.c_str(), S_IRWXU) == 0;
     }
-    Overlay(const Overlay&) = delete;
-    Overlay& operator=(const Overlay&) = delete;
     ~Overlay() { ::umount2(where_.c_str(), MNT_DETACH); }
     explicit operator bool() const noexcept { return is_mounted_; }
 

@@ -5,13 +5,14 @@
 #pragma once
 
 #include "support/driver_testing.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/wait.h>
 
 namespace gpu_sleep::driver_testing {
 
 /// The program's action for SIGSEGV, in place of the test framework's; over it the driver has set its own.
-class OwnAction {
+class OwnAction : test::NotCopied {
 public:
     explicit OwnAction(void (*handler)(int)) : outer_before_(before) {
         struct sigaction own {};
@@ -19,8 +20,6 @@ public:
         REQUIRE(::sigaction(SIGSEGV, &own, &before) == 0);
         let_driver_set_its_handler();
     }
-    OwnAction(const OwnAction&) = delete;
-    OwnAction& operator=(const OwnAction&) = delete;
     ~OwnAction() {
         ::sigaction(SIGSEGV, &before, nullptr);
         before = outer_before_;

@@ -40,8 +40,7 @@ public:
 private:
     /// Words of a line that no two spaces part.
     struct Piece {
-        std::size_t begin;
-        std::size_t end;
+        std::size_t begin, end;
         std::string text;
     };
 

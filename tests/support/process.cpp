@@ -3,6 +3,7 @@
 // Spawning, pipes, and reading JSON.
 
 #include "support/process.hpp"
+#include "support/not_copied.hpp"
 
 #include "base/files.hpp"
 
@@ -27,8 +28,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct Pipe {
-    UniqueFd read;
-    UniqueFd write;
+    UniqueFd read, write;
 };
 
 Pipe make_pipe() {
@@ -38,15 +38,13 @@ Pipe make_pipe() {
 }
 
 /// While it lives, a write to a program that has ended is an error and does not end this one.
-class NoPipeSignal {
+class NoPipeSignal : NotCopied {
 public:
     NoPipeSignal() noexcept {
         ::sigemptyset(&signal_);
         ::sigaddset(&signal_, SIGPIPE);
         ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);
     }
-    NoPipeSignal(const NoPipeSignal&) = delete;
-    NoPipeSignal& operator=(const NoPipeSignal&) = delete;
     ~NoPipeSignal() {
         constexpr timespec k_now{};
         while (::sigtimedwait(&signal_, nullptr, &k_now) < 0 && errno == EINTR) {
@@ -55,8 +53,7 @@ public:
     }
 
 private:
-    sigset_t signal_{};
-    sigset_t before_{};
+    sigset_t signal_{}, before_{};
 };
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
@@ -124,9 +121,12 @@ Milliseconds Patience::left() {
     return std::max(std::chrono::ceil<Milliseconds>(left_), Milliseconds(0));
 }
 
-std::string Output::json(const std::string& pointer) const {
+std::string Output::json(const std::string& pointers, const std::string& prefix) const {
     const auto document = parsed(*this);
-    return text_of(at(document, pointer));
+    std::istringstream each(pointers);
+    std::string texts, pointer;
+    while (each >> pointer) texts += text_of(at(document, prefix + pointer)) + ' ';
+    return texts.substr(0, texts.size() - 1);
 }
 
 std::vector<std::string> Output::of_all(const std::string& pointer) const {

@@ -58,10 +58,11 @@ struct Output {
     std::string err;
     double seconds = 0; ///< from before it was started until its end was known
 
-    /// The value in the JSON of `out` at `pointer`, such as "/processes/0/state"; texts without quotes, and
-    /// "none" where there is no such value. Throws ProcessFailure when `out` is no JSON, or names another
-    /// exit status than the command ended with by itself. Source: RFC 6901.
-    [[nodiscard]] std::string json(const std::string& pointer) const;
+    /// The values in the JSON of `out` at the `pointers`, such as "/processes/0/state", all below `prefix`,
+    /// with a blank between two of them; texts without quotes, and "none" where there is no such value.
+    /// Throws ProcessFailure when `out` is no JSON, or names another exit status than the command ended with
+    /// by itself. Source: RFC 6901.
+    [[nodiscard]] std::string json(const std::string& pointers, const std::string& prefix = {}) const;
     /// The value at `pointer` in each of the processes; as json().
     [[nodiscard]] std::vector<std::string> of_all(const std::string& pointer) const;
     /// The value of `field` in the report of `tag` of the first process; as json().

@@ -5,19 +5,18 @@
 #pragma once
 
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 #include <sys/mount.h>
 
 namespace gpu_sleep::test {
 
 /// A file system in memory, of these options, if this user may mount one.
-class SmallDisk {
+class SmallDisk : NotCopied {
 public:
     explicit SmallDisk(const std::string& options)
         : is_mounted_(
               ::mount("gpu-sleep-test", path().c_str(), "tmpfs", 0, (options + ",mode=0700").c_str()) == 0) {}
-    SmallDisk(const SmallDisk&) = delete;
-    SmallDisk& operator=(const SmallDisk&) = delete;
     ~SmallDisk() {
         if (is_mounted_) ::umount2(path().c_str(), MNT_DETACH);
     }

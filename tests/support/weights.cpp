@@ -63,15 +63,6 @@ ByteVector normal_e4m3(std::size_t count, std::uint64_t seed) {
     });
 }
 
-ByteVector halving_bytes(std::size_t count, unsigned values, std::uint64_t seed) {
-    std::mt19937_64 random(seed);
-    ByteVector bytes(count);
-    for (auto& byte : bytes)
-        byte = static_cast<std::byte>(
-            37 * std::min(static_cast<unsigned>(std::countl_zero(random() | 1)), values - 1));
-    return bytes;
-}
-
 bool are_equal(std::span<const std::byte> left, std::span<const std::byte> right) {
     return left.size() == right.size() &&
            (left.empty() || std::memcmp(left.data(), right.data(), left.size()) == 0);

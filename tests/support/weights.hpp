@@ -24,9 +24,6 @@ using ByteVector = std::vector<std::byte>;
 /// 8-bit floating point (e4m3) scaled so that the largest of 4096 or so weights is the largest number.
 [[nodiscard]] ByteVector normal_e4m3(std::size_t count, std::uint64_t seed = 1);
 
-/// Byte values of which each is half as likely as the one before, down to a single one.
-[[nodiscard]] ByteVector halving_bytes(std::size_t count, unsigned values, std::uint64_t seed = 1);
-
 /// Compares them at once: std::equal takes bytes one by one, which a sanitizer looks at one by one.
 [[nodiscard]] bool are_equal(std::span<const std::byte> left, std::span<const std::byte> right);
 

@@ -35,9 +35,8 @@ TEST_CASE("Background call: its end can be polled for, and it has a result then"
     go_on.set_value();
     REQUIRE(ends(*call, 10'000));
     CHECK_FALSE(BackgroundCall::is_any_under_way());
-    const auto result = call->result();
-    REQUIRE(result);
-    CHECK(result->error().message == "as it was to");
+    const auto result = test::need(call->result());
+    CHECK(result.error().message == "as it was to");
 }
 
 TEST_CASE("Background call: an exception is an error", "[background_call]") {
@@ -48,8 +47,7 @@ TEST_CASE("Background call: an exception is an error", "[background_call]") {
 }
 
 TEST_CASE("Background call: one that nobody waits for goes on by itself", "[background_call]") {
-    std::promise<void> go_on;
-    std::promise<void> has_gone_on;
+    std::promise<void> go_on, has_gone_on;
     {
         const auto call = BackgroundCall::start([&]() -> Result<void> {
             go_on.get_future().wait();

@@ -80,9 +80,8 @@ Result<void> take(Step step, const FakeDriver& driver, Kept kept = Kept::nothing
     case Step::unlock: return engine.unlock();
     case Step::settle: break;
     }
-    const auto is_away = engine.settle(driver.stands);
-    if (!is_away) return is_away.error();
-    CHECK(*is_away == (driver.stands == State::checkpointed));
+    const auto is_away = GPU_SLEEP_TRY(engine.settle(driver.stands));
+    CHECK(is_away == (driver.stands == State::checkpointed));
     return {};
 }
 
@@ -92,8 +91,7 @@ struct Case {
     std::map<std::string, ErrorCode> failures;
     State after;
     std::optional<ErrorCode> code;
-    std::string words{};
-    std::string breaks{};
+    std::string words{}, breaks{};
 };
 
 } // namespace
@@ -206,16 +204,14 @@ TEST_CASE("Checkpoint: whatever fails, nothing is taken or given back that was n
 }
 
 TEST_CASE("Checkpoint: of a lost process with an agent what is kept can be saved", "[checkpoint]") {
-    const auto done = take(Step::settle, FakeDriver(State::failed), Kept::by_agent);
-    REQUIRE_FALSE(done);
-    CHECK_THAT(done.error().message, mentions("the driver has lost it (the driver failed partway)") &&
-                                         mentions("--store file --dir DIR --keep-files"));
+    CHECK_THAT(test::error_of(take(Step::settle, FakeDriver(State::failed), Kept::by_agent)).message,
+               mentions("the driver has lost it (the driver failed partway)") &&
+                   mentions("--store file --dir DIR --keep-files"));
     FakeDriver driver(State::checkpointed);
     driver.breaks = "restore";
-    const auto broken = take(Step::restore, driver, Kept::by_agent);
-    REQUIRE_FALSE(broken);
-    CHECK(broken.error().where == "restore");
-    CHECK(broken.error().driver_status == k_status);
+    const auto broken = test::error_of(take(Step::restore, driver, Kept::by_agent));
+    CHECK(broken.where == "restore");
+    CHECK(broken.driver_status == k_status);
 }
 
 } // namespace gpu_sleep::checkpoint

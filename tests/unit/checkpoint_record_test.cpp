@@ -6,11 +6,11 @@
 #include "control/checkpoint_record.hpp"
 
 #include "client/gpu_queue.hpp"
+#include "support/not_copied.hpp"
 #include "support/other_user.hpp"
 
 #include <sys/resource.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::control;
 using namespace gpu_sleep::test;
 
@@ -40,11 +40,9 @@ bool has_room(const CheckpointRecord& record, std::vector<client::GpuQueue>& lin
 }
 
 /// What processes of this user leave in /tmp.
-struct OwnersPlace {
+struct OwnersPlace : NotCopied {
     std::string path = agent_directory(k_one_user);
     OwnersPlace() { std::filesystem::remove_all(path); }
-    OwnersPlace(const OwnersPlace&) = delete;
-    OwnersPlace& operator=(const OwnersPlace&) = delete;
     ~OwnersPlace() { std::filesystem::remove_all(path); }
 };
 
@@ -64,11 +62,10 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
         return record && has_room(*record, lines);
     };
     {
-        auto record = CheckpointRecord::open(process, k_moment);
-        REQUIRE(record);
-        REQUIRE(record->write({k_needs}));
+        auto record = need(CheckpointRecord::open(process, k_moment));
+        REQUIRE(record.write({k_needs}));
         std::vector<client::GpuQueue> lines;
-        REQUIRE(has_room(*record, lines));
+        REQUIRE(has_room(record, lines));
         CHECK(as_user(k_one_user, [&] { return is_late(CheckpointRecord::open(process, k_moment)); }));
         CHECK(as_user(k_one_user, [&] { return CheckpointRecord::open(other, k_moment) && !comes_back(); }));
     }
@@ -91,24 +88,23 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
 
 TEST_CASE("Checkpoint record: what cannot be written changes nothing, or leaves nothing",
           "[checkpoint_record]") {
-    const auto record = CheckpointRecord::open(process_of(::geteuid()), k_moment);
-    REQUIRE(record);
-    REQUIRE(record->write({k_needs, true}));
-    REQUIRE(record->write({k_needs})); // shorter
-    CHECK_FALSE(record->read().is_lost);
+    const auto record = need(CheckpointRecord::open(process_of(::geteuid()), k_moment));
+    REQUIRE(record.write({k_needs, true}));
+    REQUIRE(record.write({k_needs})); // shorter
+    CHECK_FALSE(record.read().is_lost);
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
     auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
     for (const auto most : {rlim_t{0}, rlim_t{24}}) { // the second amid a line
         const rlimit limit{most, before.rlim_max};
         REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-        const auto written = record->write({.is_lost = true});
+        const auto written = record.write({.is_lost = true});
         ::setrlimit(RLIMIT_FSIZE, &before);
         CHECK_FALSE(written);
-        CHECK(record->read().needs == (most == 0 ? k_needs : client::BytesByGpu()));
+        CHECK(record.read().needs == (most == 0 ? k_needs : client::BytesByGpu()));
     }
     std::signal(SIGXFSZ, handler);
-    record->remove();
+    record.remove();
 }
 
 TEST_CASE("Checkpoint record: root uses nothing that the owner has put in its place", "[checkpoint_record]") {

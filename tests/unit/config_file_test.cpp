@@ -7,7 +7,6 @@
 #include "support/files_of.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::control::policy;
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
@@ -214,9 +213,8 @@ TEST_CASE("Configuration: what is the administrator's to say is refused in a use
 TEST_CASE("Configuration: the example says what holds without it, and all that it shows can be used",
           "[config_file]") {
     if (!can_read()) return;
-    const auto plain = parse_configuration(example(), "example", Author::administrator);
-    REQUIRE(plain);
-    CHECK(plain->reclaim.idle == Ladder{{15min, Tier::host}});
+    const auto plain = need(parse_configuration(example(), "example", Author::administrator));
+    CHECK(plain.reclaim.idle == Ladder{{15min, Tier::host}});
     const auto all = parse_configuration(uncommented(example()), "example", Author::administrator);
     INFO((all ? "" : all.error().message));
     REQUIRE(all);
@@ -234,9 +232,8 @@ TEST_CASE("Configuration: a file that others could have written is not used", "[
     const Scratch scratch;
     const auto path = scratch.path() / "c.toml";
     const auto read = [&](uid_t owner) { return read_configuration(path, Author::user, owner); };
-    const auto missing = read(::geteuid());
-    REQUIRE(missing);
-    CHECK_FALSE(*missing);
+    const auto missing = need(read(::geteuid()));
+    CHECK_FALSE(missing);
     std::ofstream(path) << "[reclaim]\nidle = \"15m\"\n";
     REQUIRE(::chmod(path.c_str(), 0644) == 0);
     if (can_read()) CHECK(read(::geteuid())->has_value());

@@ -14,14 +14,13 @@ TEST_CASE("Connection: what a command waits for is told however far behind it is
     std::array<int, 2> ends{};
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0);
     const UniqueFd command(ends[1]);
-    auto connection = Connection::adopt(UniqueFd(ends[0]));
-    REQUIRE(connection);
+    auto connection = test::need(Connection::adopt(UniqueFd(ends[0])));
     for (int i = 0; i < 60; ++i) // as often as what is held changes
-        REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, 1}));
-    REQUIRE((*connection)->tell({Progress::Phase::drained, 0, 0, 2}));
-    REQUIRE((*connection)->tell({Progress::Phase::transfer, 1, 2}));
-    REQUIRE((*connection)->tell({Progress::Phase::ready, 0, 0}));
-    (*connection)->answer(model::Failure{make_error(ErrorCode::cancelled, "over"), model::State::awake});
+        REQUIRE((connection)->tell({Progress::Phase::drained, 0, 0, 1}));
+    REQUIRE((connection)->tell({Progress::Phase::drained, 0, 0, 2}));
+    REQUIRE((connection)->tell({Progress::Phase::transfer, 1, 2}));
+    REQUIRE((connection)->tell({Progress::Phase::ready, 0, 0}));
+    (connection)->answer(model::Failure{make_error(ErrorCode::cancelled, "over"), model::State::awake});
 
     protocol::FrameReader reader;
     std::array<std::byte, 4096> buffer{};
@@ -30,14 +29,12 @@ TEST_CASE("Connection: what a command waits for is told however far behind it is
     std::vector<Progress> told;
     bool is_answered = false;
     for (;;) {
-        const auto frame = reader.next();
-        REQUIRE(frame);
-        if (!*frame) break;
-        const auto reply = protocol::decode_reply(**frame);
-        REQUIRE(reply);
+        const auto frame = test::need(reader.next());
+        if (!frame) break;
+        const auto reply = test::need(protocol::decode_reply(*frame));
         CHECK_FALSE(is_answered);
-        is_answered = !std::holds_alternative<Progress>(*reply);
-        if (!is_answered) told.push_back(std::get<Progress>(*reply));
+        is_answered = !std::holds_alternative<Progress>(reply);
+        if (!is_answered) told.push_back(std::get<Progress>(reply));
     }
     CHECK(is_answered);
     REQUIRE(told.size() == 62);

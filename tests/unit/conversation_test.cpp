@@ -58,8 +58,7 @@ private:
 } // namespace
 
 TEST_CASE("Conversation: the driver's part of several goes on side by side", "[conversation]") {
-    SleepyAgent one;
-    SleepyAgent other;
+    SleepyAgent one, other;
     std::promise<void> met;
     const auto meeting = met.get_future().share();
     const auto wait = [&]() -> Result<void> {
@@ -76,8 +75,7 @@ TEST_CASE("Conversation: the driver's part of several goes on side by side", "[c
 
 TEST_CASE("Conversation: of those that go together none takes its next step before all have taken the last",
           "[conversation]") {
-    SleepyAgent one;
-    SleepyAgent other;
+    SleepyAgent one, other;
     std::promise<void> goes_on;
     const auto gone_on = goes_on.get_future();
     const auto lock = [] { return Result<void>(); };
@@ -158,8 +156,7 @@ TEST_CASE(
     "the agent",
     "[conversation]") {
     SleepyAgent agent(500ms);
-    std::promise<void> go_on;
-    std::promise<void> has_ended;
+    std::promise<void> go_on, has_ended;
     struct Events : Interruptions {
         Events() : Interruptions(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE))) {}
         bool has_come() noexcept override {

@@ -85,12 +85,11 @@ TEST_CASE("Dispatch: progress and outcomes are heard as they come", "[dispatch]"
     });
     model::SleepRequest request;
     request.tags = {"weights"};
-    auto dispatch = process.select(this_process(), request);
-    REQUIRE(dispatch);
-    CHECK(dispatch->losses().empty());
+    auto dispatch = test::need(process.select(this_process(), request));
+    CHECK(dispatch.losses().empty());
     Heard heard;
     Interruptions none;
-    const auto outcomes = dispatch->carry_out(heard, none);
+    const auto outcomes = dispatch.carry_out(heard, none);
     REQUIRE(outcomes);
     REQUIRE(outcomes->size() == 1);
     CHECK(std::get<model::Report>(outcomes->front().answer).state == model::State::asleep);
@@ -112,9 +111,8 @@ TEST_CASE("Dispatch: what a sleep drops is known before, and is asked for afterw
     sleep.joint = true;
     const model::IdleSleepRequest idle{sleep, Milliseconds(5'000)};
     const auto request = GENERATE_COPY(protocol::Request(sleep), protocol::Request(idle));
-    auto dispatch = process.select(this_process(), request);
-    REQUIRE(dispatch);
-    const auto losses = dispatch->losses();
+    auto dispatch = test::need(process.select(this_process(), request));
+    const auto losses = dispatch.losses();
     REQUIRE(losses.size() == 1);
     CHECK(losses.front().tags == std::vector<std::string>{"kv_cache"});
     REQUIRE(process.requests().size() == 1);
@@ -125,9 +123,8 @@ TEST_CASE("Dispatch: what a sleep drops is known before, and is asked for afterw
     CHECK(*model::sleep_in(rehearsed) == sleep);
     Heard heard;
     Interruptions none;
-    const auto outcomes = dispatch->carry_out(heard, none);
-    REQUIRE(outcomes);
-    CHECK_FALSE(std::get<model::Report>(outcomes->front().answer).dry_run);
+    const auto outcomes = test::need(dispatch.carry_out(heard, none));
+    CHECK_FALSE(std::get<model::Report>(outcomes.front().answer).dry_run);
 }
 
 TEST_CASE("Dispatch: an interruption withdraws it, and comes too late past the point of no return",
@@ -143,9 +140,8 @@ TEST_CASE("Dispatch: an interruption withdraws it, and comes too late past the p
         while (heard.past_returns == 0 && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
         connection.send(test::sample_sleep());
     });
-    auto dispatch = process.select(this_process(), model::SleepRequest());
-    REQUIRE(dispatch);
-    const auto outcomes = dispatch->carry_out(heard, interrupted);
+    auto dispatch = test::need(process.select(this_process(), model::SleepRequest()));
+    const auto outcomes = dispatch.carry_out(heard, interrupted);
     REQUIRE(outcomes);
     CHECK(heard.past_returns == (is_late ? 1 : 0));
     const auto* const error = client::error_of(outcomes->front().answer);
@@ -173,11 +169,10 @@ TEST_CASE("Dispatch: a pass withdraws what is not done by its end, whatever agen
         if (is_past_return) connection.send(test::sample_sleep());
     });
     auto finder = finder_of(process.tree());
-    auto targets = find_targets(finder, std::to_string(::getpid()));
-    REQUIRE(targets);
+    auto targets = test::need(find_targets(finder, std::to_string(::getpid())));
     const protocol::Request request = model::IdleSleepRequest();
     std::vector<Task> tasks;
-    tasks.push_back({std::move(targets->reached.front()), &request});
+    tasks.push_back({std::move(targets.reached.front()), &request});
     Heard heard;
     Interruptions none;
     const auto start = Clock::now();
@@ -195,11 +190,10 @@ TEST_CASE("Dispatch: of all processes, none that has nothing to do with it is he
     const ScriptedProcess process([=](const protocol::Request&, test::FakeConnection& connection) {
         connection.send(model::Failure{make_error(code, "no"), model::State::awake});
     });
-    auto dispatch = process.select({}, model::SleepRequest());
-    REQUIRE(dispatch);
+    auto dispatch = test::need(process.select({}, model::SleepRequest()));
     Heard heard;
     Interruptions none;
-    const auto outcomes = dispatch->carry_out(heard, none);
+    const auto outcomes = dispatch.carry_out(heard, none);
     if (code == ErrorCode::unknown_tag) {
         CHECK(code_of(outcomes) == code); // somebody may have mistyped it
         CHECK(heard.outcomes.empty());
@@ -218,11 +212,10 @@ TEST_CASE("Dispatch: where one of those that go together cannot be asked, nobody
     whom.tree = true;
     model::SleepRequest request;
     request.joint = true;
-    auto dispatch = process.select(whom, request);
-    REQUIRE(dispatch);
+    auto dispatch = test::need(process.select(whom, request));
     Heard heard;
     Interruptions none;
-    const auto outcomes = dispatch->carry_out(heard, none);
+    const auto outcomes = dispatch.carry_out(heard, none);
     REQUIRE(outcomes);
     CHECK(process.requests().empty());
     REQUIRE(heard.outcomes.size() == 2);

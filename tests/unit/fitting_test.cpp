@@ -18,16 +18,13 @@ TEST_CASE("Fitting: a report of more tags than a message holds is cut, and says 
     for (auto& row : report.tags) row.tag = std::string(model::k_max_tag_length, 't');
     CHECK(protocol::encode(protocol::Reply(report)).error().code == ErrorCode::invalid_argument);
 
-    const auto bytes = protocol::encode_what_fits(protocol::Reply(report));
-    REQUIRE(bytes);
+    const auto bytes = test::need(protocol::encode_what_fits(protocol::Reply(report)));
     protocol::FrameReader reader;
-    reader.append(*bytes);
-    const auto frame = reader.next();
-    REQUIRE(frame);
-    REQUIRE(frame->has_value());
-    const auto reply = protocol::decode_reply(**frame);
-    REQUIRE(reply);
-    const auto& told = std::get<model::Report>(*reply);
+    reader.append(bytes);
+    const auto frame = test::need(reader.next());
+    REQUIRE(frame.has_value());
+    const auto reply = test::need(protocol::decode_reply(*frame));
+    const auto& told = std::get<model::Report>(reply);
     CHECK(told.state == model::State::asleep);
     CHECK(told.changed);
     CHECK(told.tags.size() > 1000);

@@ -4,7 +4,6 @@
 
 #include "gate_fixture.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;
 using gate::Named;

@@ -4,7 +4,6 @@
 
 #include "gate_fixture.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::HoldRule;
 using gate::Passage;
@@ -61,9 +60,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a question passes a shut gate, and is no touch
 TEST_CASE_METHOD(DeepGate, "Gate: a deep sleep waits for questions, and holds what comes then", "[gate]") {
     Asker first;
     REQUIRE(first.comes_to(Asker::At::inside));
-    const auto late = DeepGate::go_deep(model::OnTouch::wait, k_moment);
-    REQUIRE_FALSE(late);
-    CHECK(late.error().code == ErrorCode::timed_out);
+    CHECK(error_of(DeepGate::go_deep(model::OnTouch::wait, k_moment)).code == ErrorCode::timed_out);
     first.let_leave();
     REQUIRE(DeepGate::go_deep());
     Asker second;

@@ -6,6 +6,7 @@
 
 #include "gate/gate.hpp"
 #include "support/catch.hpp"
+#include "support/not_copied.hpp"
 
 namespace gpu_sleep::test {
 
@@ -32,15 +33,13 @@ bool becomes_true(Condition&& is_so) {
 }
 
 /// Each test begins and ends with the gate open.
-class OpenGate {
+class OpenGate : NotCopied {
 public:
     OpenGate() { the_gate().open(); }
     ~OpenGate() {
         the_gate().set_waker({});
         the_gate().open();
     }
-    OpenGate(const OpenGate&) = delete;
-    OpenGate& operator=(const OpenGate&) = delete;
 };
 
 /// Addresses that a touch says it names.
@@ -55,7 +54,7 @@ private:
 };
 
 /// A thread that touches once, and stays inside until it is told to leave.
-class Toucher {
+class Toucher : NotCopied {
 public:
     enum class At : int { gate, inside, refused, gone };
 
@@ -64,8 +63,6 @@ public:
               const gate::Passage passage(touch, "cuTouch", inspector);
               return passage.admitted() && stay();
           }) {}
-    Toucher(const Toucher&) = delete;
-    Toucher& operator=(const Toucher&) = delete;
     ~Toucher() {
         if (!thread_.joinable()) return;
         may_leave_ = true;
@@ -111,7 +108,7 @@ private:
 };
 
 /// A thread that holds a pass until it is told to end it.
-class Holder {
+class Holder : NotCopied {
 public:
     Holder()
         : thread_([this] {
@@ -121,8 +118,6 @@ public:
           }) {
         REQUIRE(becomes_true([this] { return number_ != 0; }));
     }
-    Holder(const Holder&) = delete;
-    Holder& operator=(const Holder&) = delete;
     ~Holder() {
         if (thread_.joinable()) end();
     }

@@ -5,8 +5,8 @@
 
 #include "gate_fixture.hpp"
 #include "support/child.hpp"
+#include "support/not_copied.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;
 using gate::Touch;
@@ -15,7 +15,7 @@ using model::OnTouch;
 namespace {
 
 /// Every key for thread-specific data that is left, until the end, with a value on this thread.
-class AllKeys {
+class AllKeys : NotCopied {
 public:
     AllKeys() {
         for (pthread_key_t key = 0; ::pthread_key_create(&key, nullptr) == 0;) {
@@ -23,8 +23,6 @@ public:
             REQUIRE(::pthread_setspecific(key, this) == 0);
         }
     }
-    AllKeys(const AllKeys&) = delete;
-    AllKeys& operator=(const AllKeys&) = delete;
     ~AllKeys() {
         for (const auto key : keys_) ::pthread_key_delete(key);
     }

@@ -4,22 +4,20 @@
 
 #include "gate_fixture.hpp"
 #include "support/failing_new.hpp"
+#include "support/not_copied.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Touch;
 
 namespace {
 
 /// While it lives, all seats that nobody has are somebody's.
-class AllSeatsTaken {
+class AllSeatsTaken : NotCopied {
 public:
     AllSeatsTaken() {
         for (auto* seat = gate::Seats::first(); seat; seat = seat->next)
             if (!seat->taken.exchange(true)) taken_.push_back(seat);
     }
-    AllSeatsTaken(const AllSeatsTaken&) = delete;
-    AllSeatsTaken& operator=(const AllSeatsTaken&) = delete;
     ~AllSeatsTaken() {
         for (auto* const seat : taken_) seat->taken = false;
     }
@@ -32,8 +30,7 @@ private:
 
 TEST_CASE_METHOD(OpenGate, "Gate: a thread without memory for a seat is seen inside", "[gate]") {
     const AllSeatsTaken taken;
-    std::atomic<bool> may_leave{false};
-    std::atomic<bool> is_inside{false};
+    std::atomic<bool> may_leave{false}, is_inside{false};
     std::thread thread([&] {
         for (int i = 0; i < 2; ++i) { // the seat stays nobody's own
             t_allocations_left = 0;

@@ -4,13 +4,13 @@
 
 #include "gate_fixture.hpp"
 #include "support/broken_error.hpp"
+#include "support/not_copied.hpp"
 
 #include <csetjmp>
 #include <numeric>
 #include <sys/mman.h>
 #include <ucontext.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using gate::Gate;
 using gate::Named;
@@ -42,7 +42,7 @@ template <class Body>
 }
 
 /// Handles SIGUSR1 while it lives.
-class Handler {
+class Handler : NotCopied {
 public:
     explicit Handler(void (*handler)(int), int flags = 0) {
         struct sigaction action {};
@@ -50,8 +50,6 @@ public:
         action.sa_flags = flags;
         REQUIRE(::sigaction(SIGUSR1, &action, &before_) == 0);
     }
-    Handler(const Handler&) = delete;
-    Handler& operator=(const Handler&) = delete;
     ~Handler() { ::sigaction(SIGUSR1, &before_, nullptr); }
 
 private:
@@ -82,12 +80,8 @@ TEST_CASE_METHOD(OpenGate, "Gate: closing waits for those inside", "[gate]") {
 TEST_CASE_METHOD(OpenGate, "Gate: closing that is late or withdrawn leaves it as it was", "[gate]") {
     Toucher inside;
     REQUIRE(inside.gets_in());
-    const auto late = the_gate().close(after(k_moment), goes_on);
-    REQUIRE_FALSE(late);
-    CHECK(late.error().code == ErrorCode::timed_out);
-    const auto withdrawn = the_gate().close(after(k_patience), [] { return false; });
-    REQUIRE_FALSE(withdrawn);
-    CHECK(withdrawn.error().code == ErrorCode::cancelled);
+    CHECK(error_of(the_gate().close(after(k_moment), goes_on)).code == ErrorCode::timed_out);
+    CHECK(error_of(the_gate().close(after(k_patience), [] { return false; })).code == ErrorCode::cancelled);
     CHECK(the_gate().phase() == Gate::Phase::open);
     CHECK(passes(Touch::submits));
 }
@@ -379,12 +373,9 @@ TEST_CASE_METHOD(OpenGate,
                  "Gate: a call that its thread has left by a jump is not waited for once it calls again",
                  "[gate]") {
     const bool asks = GENERATE(false, true);
-    std::atomic<bool> is_out{false};
-    std::atomic<bool> may_call{false};
-    std::atomic<bool> has_called{false};
+    std::atomic<bool> is_out{false}, may_call{false}, has_called{false};
     const bool goes_deeper = GENERATE(false, true);
-    std::atomic<bool> may_go_on{false};
-    std::atomic<bool> is_through{false};
+    std::atomic<bool> may_go_on{false}, is_through{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 0) == 0) {
             if (asks)
@@ -434,8 +425,7 @@ TEST_CASE_METHOD(OpenGate,
 TEST_CASE_METHOD(OpenGate, "Gate: a thread may jump away from it while it waits", "[gate]") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_out{false};
-    std::atomic<bool> may_go_on{false};
+    std::atomic<bool> is_out{false}, may_go_on{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
         is_out = true;
@@ -472,8 +462,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a handler may call while its thread is held, w
         errno = errno_before;
     });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_inside{false};
-    std::atomic<bool> may_leave{false};
+    std::atomic<bool> is_inside{false}, may_leave{false};
     std::thread thread([&] {
         const Passage passage(Touch::submits, "cuTouch");
         CHECK(passes(Touch::submits));
@@ -510,9 +499,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a held call keeps its place, whatever a handle
         errno = errno_before;
     });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_inside{false};
-    std::atomic<bool> may_jump{false};
-    std::atomic<bool> is_through{false};
+    std::atomic<bool> is_inside{false}, may_jump{false}, is_through{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 0) == 0)
             deep_in_the_stack([&] {
@@ -571,8 +558,7 @@ TEST_CASE_METHOD(
     "[gate]") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
-    std::atomic<bool> is_out{false};
-    std::atomic<bool> may_end{false};
+    std::atomic<bool> is_out{false}, may_end{false};
     std::thread thread([&] {
         if (sigsetjmp(t_back, 1) == 0) static_cast<void>(passes(Touch::submits));
         is_out = true;
@@ -594,8 +580,7 @@ TEST_CASE_METHOD(
 
 TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves that counted", "[gate]") {
     constexpr std::size_t k_half = std::size_t{1} << 18;
-    static ucontext_t s_within;
-    static ucontext_t s_after;
+    static ucontext_t s_within, s_after;
     static bool s_handles;
     s_handles = GENERATE(false, true);
     void* const memory =
@@ -610,8 +595,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves t
             errno = errno_before;
         },
         SA_ONSTACK);
-    static std::atomic<bool> s_is_inside;
-    static std::atomic<bool> s_may_leave;
+    static std::atomic<bool> s_is_inside, s_may_leave;
     s_is_inside = s_may_leave = false;
     const auto body = [](void*) -> void* {
         std::array<char, 1 << 16> above; // a stack of handlers in the thread's own, above the call
@@ -661,10 +645,8 @@ TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed", "[gate]"
         std::atomic<int> passes{0};
     };
     std::array<Place, k_threads> places;
-    std::atomic<bool> is_closed{false};
-    std::atomic<bool> is_over{false};
-    std::atomic<int> met_closed{0};
-    std::atomic<int> refused{0};
+    std::atomic<bool> is_closed{false}, is_over{false};
+    std::atomic<int> met_closed{0}, refused{0};
     std::vector<std::thread> threads;
     for (auto& place : places)
         threads.emplace_back([&] {
@@ -682,8 +664,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed", "[gate]"
             return sum + place.passes.load(std::memory_order_relaxed);
         });
     };
-    int closings = 0;
-    int found_inside = 0;
+    int closings = 0, found_inside = 0;
     for (; closings < k_closings; ++closings) {
         const auto before = passes_of_all();
         if (!becomes_true([&] { return passes_of_all() > before + k_threads; })) break;

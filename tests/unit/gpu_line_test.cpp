@@ -16,11 +16,7 @@ constexpr const char* k_gpu = "GPU-51302d51";
 struct Place {
     test::Scratch scratch;
     UniqueFd directory{::open(scratch.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-    [[nodiscard]] GpuQueue line() const {
-        auto line = GpuQueue::open(directory.get(), k_gpu);
-        REQUIRE(line);
-        return *std::move(line);
-    }
+    [[nodiscard]] GpuQueue line() const { return test::need(GpuQueue::open(directory.get(), k_gpu)); }
 };
 
 /// Another process in the line, which has done `first`.
@@ -72,11 +68,10 @@ TEST_CASE("GPU line: the lock is one process's, and ends with it", "[gpu_line]")
 
 TEST_CASE("GPU line: what cannot be asked about counts as locked", "[gpu_line]") {
     const LockedFile file(UniqueFd(::open("/", O_PATH | O_CLOEXEC))); // no file to lock
-    const auto lock = file.find_lock(LockedFile::Holder::process, 3, 4);
-    REQUIRE(lock);
-    CHECK(lock->l_start == 3);
-    CHECK(lock->l_len == 4);
-    CHECK(lock->l_pid == 0);
+    const auto lock = test::need(file.find_lock(LockedFile::Holder::process, 3, 4));
+    CHECK(lock.l_start == 3);
+    CHECK(lock.l_len == 4);
+    CHECK(lock.l_pid == 0);
 }
 
 TEST_CASE("GPU line: places are in the order in which they were taken, and end with their processes",

@@ -25,10 +25,9 @@ std::vector<driver::Gpu> machine(int count) {
 /// Why `moves` are refused.
 std::string refusal(const std::vector<GpuPair>& moves, const std::vector<driver::Gpu>& gpus,
                     const client::BytesByGpu& needs = {}) {
-    const auto pairs = plan_gpu_moves(moves, gpus, needs);
-    REQUIRE_FALSE(pairs);
-    CHECK(pairs.error().code == ErrorCode::invalid_argument);
-    return pairs.error().message;
+    const auto pairs = test::error_of(plan_gpu_moves(moves, gpus, needs));
+    CHECK(pairs.code == ErrorCode::invalid_argument);
+    return pairs.message;
 }
 
 bool has(const std::string& text, std::string_view part) {
@@ -38,10 +37,9 @@ bool has(const std::string& text, std::string_view part) {
 } // namespace
 
 TEST_CASE("GPU moves: FROM=TO", "[gpu_moves]") {
-    const auto move = parse_gpu_move("0=GPU-b");
-    REQUIRE(move);
-    CHECK(move->from == "0");
-    CHECK(move->to == "GPU-b");
+    const auto move = test::need(parse_gpu_move("0=GPU-b"));
+    CHECK(move.from == "0");
+    CHECK(move.to == "GPU-b");
     for (const char* const text : {"", "=", "0", "0=", "=1", "0=1=2"}) CHECK_FALSE(parse_gpu_move(text));
 }
 

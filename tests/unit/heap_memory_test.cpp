@@ -8,7 +8,6 @@
 
 #include <new>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {

@@ -7,7 +7,6 @@
 #include "protocol/messages.hpp"
 #include "support/catch.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using model::Transition;
 
@@ -65,10 +64,9 @@ TEST_CASE("History: a line says all of an event", "[history]") {
           "\troom for b\t5\n");
     CHECK(protocol::parse_event(without_end(line)) == all);
     all.name = "two\nlines\tand a tab\x1b" + std::string(1'000, 'x');
-    const auto parsed = protocol::parse_event(without_end(protocol::line_of(all)));
-    REQUIRE(parsed);
-    CHECK(parsed->name.starts_with("two?lines?and a tab?xxx"));
-    CHECK(parsed->name.size() == 120);
+    const auto parsed = need(protocol::parse_event(without_end(protocol::line_of(all))));
+    CHECK(parsed.name.starts_with("two?lines?and a tab?xxx"));
+    CHECK(parsed.name.size() == 120);
 }
 
 TEST_CASE("History: a line of any other form is none", "[history]") {

@@ -6,7 +6,6 @@
 
 #include "support/fake_journal.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Journal: a value has one line, whatever is in it", "[journal]") {

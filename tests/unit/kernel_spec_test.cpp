@@ -22,9 +22,8 @@ constexpr const char* k_with_env =
 )";
 
 Json enabled(const std::string& text) {
-    const auto changed = enabled_kernel(text, k_library);
-    REQUIRE(changed);
-    return Json::parse(*changed);
+    const auto changed = test::need(enabled_kernel(text, k_library));
+    return Json::parse(changed);
 }
 
 } // namespace
@@ -42,9 +41,8 @@ TEST_CASE("Kernel specification: one that nobody has edited is restored byte for
         REQUIRE(once);
         CHECK(enabled_kernel(*once, k_library) == once);
         CHECK(disabled_kernel(*once) == text);
-        const auto moved = enabled_kernel(*once, "/usr/lib/libgpu-sleep-login.so");
-        REQUIRE(moved);
-        CHECK(disabled_kernel(*moved) == text);
+        const auto moved = test::need(enabled_kernel(*once, "/usr/lib/libgpu-sleep-login.so"));
+        CHECK(disabled_kernel(moved) == text);
     }
 }
 

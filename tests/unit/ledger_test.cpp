@@ -70,10 +70,9 @@ TEST_CASE("Ledger: an unknown tag is refused with the known ones listed", "[ledg
     ledger.tag_id("weights");
     ledger.tag_id("kv_cache");
     CHECK(ledger.tag_id("weights") == 0);
-    const auto result = ledger.find_tag("weight");
-    REQUIRE_FALSE(result);
-    CHECK(result.error().code == ErrorCode::unknown_tag);
-    CHECK(result.error().message.find("weights, kv_cache") != std::string::npos);
+    const auto result = test::error_of(ledger.find_tag("weight"));
+    CHECK(result.code == ErrorCode::unknown_tag);
+    CHECK(result.message.find("weights, kv_cache") != std::string::npos);
 }
 
 TEST_CASE("Ledger: preserved spans that meet become one", "[ledger]") {

@@ -55,12 +55,11 @@ bool may_be_traced(pid_t pid, uid_t user) {
 TEST_CASE("Named tracer: named for as long as it is there", "[named_tracer]") {
     const MadeUpKernel made_up("1\n");
     {
-        auto tracer = NamedTracer::name(4242, made_up.kernel());
-        REQUIRE(tracer);
-        CHECK(tracer->is_set());
+        auto tracer = test::need(NamedTracer::name(4242, made_up.kernel()));
+        CHECK(tracer.is_set());
         CHECK(calls == std::vector<pid_t>{4242});
-        NamedTracer moved(*std::move(tracer));
-        CHECK_FALSE(tracer->is_set());
+        NamedTracer moved(std::move(tracer));
+        CHECK_FALSE(tracer.is_set());
         CHECK(moved.is_set());
         NamedTracer assigned;
         CHECK_FALSE(assigned.is_set());
@@ -77,9 +76,8 @@ TEST_CASE("Named tracer: nothing is changed where that would change nothing", "[
     for (const std::string scope : {"", "0\n", "2\n", "3\n"}) {
         const MadeUpKernel made_up(scope);
         for (const pid_t tracer : {4242, 0}) {
-            const auto named = NamedTracer::name(tracer, made_up.kernel());
-            REQUIRE(named);
-            CHECK_FALSE(named->is_set());
+            const auto named = test::need(NamedTracer::name(tracer, made_up.kernel()));
+            CHECK_FALSE(named.is_set());
         }
         CHECK(calls.empty());
     }
@@ -88,9 +86,7 @@ TEST_CASE("Named tracer: nothing is changed where that would change nothing", "[
 TEST_CASE("Named tracer: who cannot be named is refused, and nothing is taken back", "[named_tracer]") {
     const MadeUpKernel made_up("1\n");
     const auto code_of = [&](pid_t tracer) {
-        const auto named = NamedTracer::name(tracer, made_up.kernel());
-        REQUIRE_FALSE(named);
-        return named.error().code;
+        return test::error_of(NamedTracer::name(tracer, made_up.kernel())).code;
     };
     CHECK(code_of(0) == ErrorCode::not_permitted);
     CHECK(code_of(-1) == ErrorCode::not_permitted); // to the kernel that is everybody

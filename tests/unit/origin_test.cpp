@@ -28,8 +28,7 @@ TEST_CASE("Origin: a kernel's id stands in its connection file's name", "[find]"
 TEST_CASE("Origin: the innermost unit or container of a control group", "[find]") {
     const std::string id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     struct Row {
-        std::string groups;
-        std::string unit;
+        std::string groups, unit;
     };
     const auto row = GENERATE_COPY(values<Row>({
         {"", ""},

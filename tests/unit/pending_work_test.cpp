@@ -5,6 +5,7 @@
 #include "intercepted/pending_work.hpp"
 
 #include "support/failing_new.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep;
@@ -18,9 +19,7 @@ constexpr std::chrono::milliseconds k_moment{50};
 constexpr std::chrono::seconds k_patience{20};
 
 driver::Api load() {
-    auto api = driver::Api::load();
-    REQUIRE(api);
-    return *api;
+    return test::need(driver::Api::load());
 }
 
 /// A driver before 12.5.
@@ -48,7 +47,7 @@ std::vector<CUevent> take_events_of(CUcontext context) {
 }
 
 /// A context of the test's own, current only while it is made.
-class OwnContext {
+class OwnContext : test::NotCopied {
 public:
     explicit OwnContext(unsigned flags = 0) {
         CUctxCreateParams parameters{};
@@ -56,8 +55,6 @@ public:
         CUcontext popped = nullptr;
         REQUIRE(cuCtxPopCurrent(&popped) == CUDA_SUCCESS);
     }
-    OwnContext(const OwnContext&) = delete;
-    OwnContext& operator=(const OwnContext&) = delete;
     ~OwnContext() {
         take_events_of(handle); // they go with it
         cuCtxDestroy(handle);

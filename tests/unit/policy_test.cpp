@@ -18,9 +18,7 @@ namespace {
 Ladder ladder(std::initializer_list<const char*> texts) {
     std::vector<Rung> rungs;
     for (const auto* const text : texts) rungs.push_back(*parse_rung(text));
-    const auto made = make_ladder(std::move(rungs));
-    REQUIRE(made);
-    return *made;
+    return test::need(make_ladder(std::move(rungs)));
 }
 
 Configuration file(Ladder idle) {
@@ -300,13 +298,12 @@ TEST_CASE("Decision: what is idle sleeps, and what sleeps moves further down", "
     CHECK(sleep->sleep.directory.empty());
     for (const double unused : {0, 9, 12}) // also by hand, before any rung
         CHECK(decide(policy, report(State::asleep, unused, 2))->reason == "it is already asleep");
-    const auto move = decide(policy, report(State::asleep, 20, 5))->request;
-    REQUIRE(move);
-    CHECK(move->sleep.store_is_named);
-    CHECK(move->sleep.store == model::Store::file);
-    CHECK(move->sleep.directory == "/d");
-    CHECK(move->only_if_idle == 20s);
-    CHECK_FALSE(move->sleep.on_touch); // as it is
+    const auto move = test::need(decide(policy, report(State::asleep, 20, 5))->request);
+    CHECK(move.sleep.store_is_named);
+    CHECK(move.sleep.store == model::Store::file);
+    CHECK(move.sleep.directory == "/d");
+    CHECK(move.only_if_idle == 20s);
+    CHECK_FALSE(move.sleep.on_touch); // as it is
     auto sleeper = report(State::asleep, 0, 25);
     sleeper.idle_seconds.reset();
     CHECK(decide(policy, sleeper)->request); // time asleep counts
@@ -397,14 +394,13 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     auto policy = with(ladder({"10s:host", "20s:deep"}));
     CHECK_FALSE(decide(policy, report(State::awake, 10))->request->sleep.deep);
     for (const auto& seen : {report(State::awake, 20), report(State::asleep, 20, 5)}) {
-        const auto request = decide(policy, seen)->request;
-        REQUIRE(request);
-        CHECK(request->sleep.deep);
-        CHECK(request->only_if_idle == 20s);
-        CHECK(request->sleep.store == model::Store::file);
-        CHECK(request->sleep.directory == "/d");
-        CHECK(request->sleep.tags.empty());
-        CHECK(request->sleep.on_touch.has_value() == (seen.state == State::awake));
+        const auto request = test::need(decide(policy, seen)->request);
+        CHECK(request.sleep.deep);
+        CHECK(request.only_if_idle == 20s);
+        CHECK(request.sleep.store == model::Store::file);
+        CHECK(request.sleep.directory == "/d");
+        CHECK(request.sleep.tags.empty());
+        CHECK(request.sleep.on_touch.has_value() == (seen.state == State::awake));
     }
     auto sleeper = report(State::asleep, 20, 5);
     sleeper.tags[0].in_files = sleeper.tags[0].kept;
@@ -417,11 +413,10 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     auto seen = report(State::awake, 20);
     seen.tags.push_back(seen.tags.front());
     seen.tags.back().tag = "cache";
-    const auto part = decide(policy, seen)->request;
-    REQUIRE(part);
-    CHECK_FALSE(part->sleep.deep); // only all of a process sleeps deeply
-    CHECK(part->sleep.store == model::Store::file);
-    CHECK(part->sleep.tags == std::vector<std::string>{"cache"});
+    const auto part = test::need(decide(policy, seen)->request);
+    CHECK_FALSE(part.sleep.deep); // only all of a process sleeps deeply
+    CHECK(part.sleep.store == model::Store::file);
+    CHECK(part.sleep.tags == std::vector<std::string>{"cache"});
     seen = report(State::asleep, 20, 5);
     seen.tags.push_back(seen.tags.front());
     seen.tags.back().tag = "cache";
@@ -437,11 +432,10 @@ TEST_CASE("Decision: the last rung leaves nothing on the GPU, and takes all of a
     CHECK_FALSE(decide(policy, seen)->request->sleep.deep);
     CHECK(decide(policy, seen)->request->sleep.store == model::Store::file);
     policy.directory.clear();
-    const auto request = decide(policy, report(State::awake, 20))->request;
-    REQUIRE(request);
-    CHECK(request->sleep.deep);
-    CHECK(request->sleep.store == model::Store::host); // for want of a directory
-    CHECK_FALSE(request->sleep.store_is_named);
+    const auto request = test::need(decide(policy, report(State::awake, 20))->request);
+    CHECK(request.sleep.deep);
+    CHECK(request.sleep.store == model::Store::host); // for want of a directory
+    CHECK_FALSE(request.sleep.store_is_named);
 }
 
 TEST_CASE("Look: what a sleep puts into host memory is also a copy of what runs from there", "[policy]") {

@@ -10,7 +10,6 @@
 #include <elf.h>
 #include <sys/xattr.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::cli;
 using namespace gpu_sleep::test;
 

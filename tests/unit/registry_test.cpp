@@ -83,8 +83,7 @@ Counts counts_of(Registry& registry) {
 } // namespace
 
 TEST_CASE("Registry: a context goes out of all books of one root alone", "[registry]") {
-    Registry one;
-    Registry other;
+    Registry one, other;
     fill(one);
     fill(other);
     const auto all = counts_of(other);
@@ -141,15 +140,14 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
     CHECK(contexts.holds(0));
     CHECK(contexts.take_event(k_context) == nullptr); // from here on it has a record
     contexts.give_event(k_context, k_event);
-    const auto found = contexts.find(green);
-    REQUIRE(found);
+    const auto found = test::need(contexts.find(green));
     registry.allocations.add({.address = 1, .bytes = 1, .context = k_context, .pool = k_pool});
     Later::Items freed;
     freed.allocations[2] = {.address = 2, .done = k_event, .freed_in = k_context};
     registry.later.add(freed);
     CHECK(registry.captures.note({k_stream, nullptr, 0}, k_context, true) != 0);
     test::t_allocations_left = 0;
-    const auto captures = registry.hand_on(*found);
+    const auto captures = registry.hand_on(found);
     CHECK(std::exchange(test::t_allocations_left, -1) == 0);
     CHECK(captures.size() == 1);
     CHECK(contexts.take_event(k_other) == k_event);

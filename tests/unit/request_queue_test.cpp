@@ -49,6 +49,12 @@ public:
         return tag + "!";
     }
 
+    /// The same at several times, one after the other, with a blank between two of them.
+    std::string runs(std::initializer_list<int> times) {
+        std::string all;
+        for (const int now : times) all += (all.empty() ? "" : " ") + run(now);
+        return all;
+    }
     static std::string tag_of(const Job& job) {
         const auto* const sleep = model::sleep_in(job.operation);
         return sleep ? sleep->tags.front() : std::get<model::WakeRequest>(job.operation).tags.front();
@@ -89,14 +95,12 @@ TEST_CASE("RequestQueue: a wake that makes room is known until it is gone, and i
     CHECK_FALSE(trial.line.makes_room());
     trial.wake("r", Milliseconds(60), false, true);
     CHECK(trial.line.makes_room());
-    CHECK(trial.run(0) == "w");
-    CHECK(trial.run(0) == "r");
+    CHECK(trial.runs({0, 0}) == "w r");
     const auto waiting = trial.line.waiting(at(0), 3);
     REQUIRE(waiting.size() == 2);
     CHECK(waiting[0].place == 0);
     CHECK(waiting[1].place == 3);
-    const auto late = trial.line.take_late(at(1'100), false);
-    REQUIRE(late);
+    const auto late = test::need(trial.line.take_late(at(1'100), false));
     CHECK(trial.line.makes_room());
     REQUIRE(trial.line.take_late(at(1'100), false));
     CHECK_FALSE(trial.line.makes_room());
@@ -107,19 +111,14 @@ TEST_CASE("RequestQueue: where a try is dear it is made less often, and once mor
     Trial trial;
     trial.pause = Milliseconds(1'000);
     trial.wake("w", Milliseconds(1'500));
-    CHECK(trial.run(0) == "w");
-    CHECK(trial.run(999) == "-");
-    CHECK(trial.run(1'000) == "w");
-    CHECK(trial.run(1'449) == "-");
-    CHECK(trial.run(1'450) == "w");
+    CHECK(trial.runs({0, 999, 1'000, 1'449, 1'450}) == "w - w - w");
 }
 
 TEST_CASE("RequestQueue: a wake that lacks memory is tried every 50 ms until its time is over",
           "[request_queue]") {
     Trial trial;
     trial.wake("w", Milliseconds(120));
-    CHECK(trial.run(0) == "w");
-    CHECK(trial.run(49) == "-");
+    CHECK(trial.runs({0, 49}) == "w -");
     CHECK(trial.line.next_time() == at(50));
     CHECK(trial.run(50) == "w");
     REQUIRE(trial.line.waiting(at(60)).size() == 1);
@@ -147,9 +146,7 @@ TEST_CASE("RequestQueue: others go past those that wait, and have them tried aga
     trial.wake("w", Milliseconds(60'000));
     CHECK(trial.run(0) == "w");
     trial.sleep("a");
-    CHECK(trial.run(10) == "a!");
-    CHECK(trial.run(10) == "w"); // there may be room now
-    CHECK(trial.run(10) == "-");
+    CHECK(trial.runs({10, 10, 10}) == "a! w -"); // there may be room now
 }
 
 TEST_CASE("RequestQueue: a stream of others, and of tries, keeps nobody out", "[request_queue]") {
@@ -176,12 +173,9 @@ TEST_CASE("RequestQueue: those that wait are tried in the order in which they ca
     }
     for (const int now : {50, 100})
         for (const auto* tag : {"v", "w", "x"}) CHECK(trial.run(now) == tag);
-    CHECK(trial.run(149) == "-");
-    CHECK(trial.run(150) == "v");
+    CHECK(trial.runs({149, 150}) == "- v");
     trial.is_short = false;
-    CHECK(trial.run(150) == "w!");
-    CHECK(trial.run(150) == "x!");
-    CHECK(trial.run(150) == "v!"); // at once, and not after another 50 ms
+    CHECK(trial.runs({150, 150, 150}) == "w! x! v!"); // at once, and not after another 50 ms
     CHECK(trial.line.is_empty());
 }
 
@@ -193,17 +187,15 @@ TEST_CASE("RequestQueue: who has stood or waited for too long is taken out, with
     trial.sleep("stands");
     trial.wake("own", Milliseconds(0), true);
     CHECK_FALSE(trial.line.take_late(at(499), false));
-    const auto late = trial.line.take_late(at(500), false);
-    REQUIRE(late);
-    CHECK(Trial::tag_of(late->job) == "waits");
-    REQUIRE(late->why);
-    CHECK(late->why->error.message == "short of it");
+    const auto late = test::need(trial.line.take_late(at(500), false));
+    CHECK(Trial::tag_of(late.job) == "waits");
+    REQUIRE(late.why);
+    CHECK(late.why->error.message == "short of it");
     CHECK_FALSE(trial.line.take_late(at(999), false));
     CHECK_FALSE(trial.line.take_late(at(1'000), true)); // it is a command's
-    const auto other = trial.line.take_late(at(1'000), false);
-    REQUIRE(other);
-    CHECK(Trial::tag_of(other->job) == "stands");
-    CHECK_FALSE(other->why);
+    const auto other = test::need(trial.line.take_late(at(1'000), false));
+    CHECK(Trial::tag_of(other.job) == "stands");
+    CHECK_FALSE(other.why);
     CHECK_FALSE(trial.line.take_late(at(1'000'000), false));
 }
 

@@ -68,9 +68,7 @@ struct Crowd {
         const auto look = [&]() -> Result<BytesByGpu> {
             return BytesByGpu{{k_crowded_gpu, needed - std::min<Bytes>(needed, free)}};
         };
-        auto made = client::make_room(holders, look, request);
-        REQUIRE(made);
-        return *std::move(made);
+        return test::need(client::make_room(holders, look, request));
     }
     [[nodiscard]] std::vector<std::size_t> asked() const {
         std::vector<std::size_t> counts;
@@ -203,11 +201,10 @@ TEST_CASE("Room: who sleeps is told of also where nobody can look any more", "[r
         if (crowd.free == 0) return BytesByGpu{{k_crowded_gpu, 4 * k_gib}};
         return make_error(ErrorCode::no_driver, "the GPU has gone");
     };
-    const auto made = client::make_room(crowd.holders, look, room_request(Milliseconds(0)));
-    REQUIRE(made);
-    CHECK(made->slept.size() == 1);
-    CHECK_FALSE(made->is_enough());
-    CHECK(made->error->code == ErrorCode::no_driver);
+    const auto made = test::need(client::make_room(crowd.holders, look, room_request(Milliseconds(0))));
+    CHECK(made.slept.size() == 1);
+    CHECK_FALSE(made.is_enough());
+    CHECK(made.error->code == ErrorCode::no_driver);
 }
 
 TEST_CASE("Room: a dry run asks once, and nothing changes", "[room]") {
@@ -239,11 +236,10 @@ TEST_CASE("Room: who was woken just now is waited for", "[room]") {
     REQUIRE(made);
     CHECK(made->slept.empty());
     CHECK(made->wait == 2.);
-    const auto failed = client::make_room(
+    const auto failed = test::error_of(client::make_room(
         crowd.holders, []() -> Result<BytesByGpu> { return make_error(ErrorCode::driver_failed, "no"); },
-        request);
-    REQUIRE_FALSE(failed);
-    CHECK(failed.error().code == ErrorCode::driver_failed);
+        request));
+    CHECK(failed.code == ErrorCode::driver_failed);
 }
 
 TEST_CASE("Room: for how long inhibitors alone stand against it", "[room]") {

@@ -18,11 +18,10 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
     const auto agent = add_agent(tree);
     for (const auto& text : {std::to_string(::getpid()), "20"s, "10"s, "llama"s}) {
         auto finder = finder_of(tree);
-        const auto targets = find_targets(finder, text);
-        REQUIRE(targets);
-        REQUIRE(targets->reached.size() == 1);
-        CHECK(targets->reached.front().process.pid == ::getpid());
-        CHECK(targets->unreached.empty());
+        const auto targets = test::need(find_targets(finder, text));
+        REQUIRE(targets.reached.size() == 1);
+        CHECK(targets.reached.front().process.pid == ::getpid());
+        CHECK(targets.unreached.empty());
     }
     auto finder = finder_of(tree);
     CHECK(code_of(find_targets(finder, "30")) == ErrorCode::no_agent);
@@ -45,11 +44,10 @@ TEST_CASE("Targets: a program's or a script's name, where nobody was given it", 
     const auto agent = add_agent(tree);
     for (const auto* const text : {"train.py", "python3", "python3 train.py", "llama"}) {
         auto finder = finder_of(tree);
-        const auto targets = find_targets(finder, text);
-        REQUIRE(targets);
-        REQUIRE(targets->reached.size() == 1);
-        CHECK(targets->reached.front().process.pid == ::getpid());
-        CHECK(targets->reached.front().process.name == "llama");
+        const auto targets = test::need(find_targets(finder, text));
+        REQUIRE(targets.reached.size() == 1);
+        CHECK(targets.reached.front().process.pid == ::getpid());
+        CHECK(targets.reached.front().process.name == "llama");
     }
     auto finder = finder_of(tree);
     CHECK(code_of(find_targets(finder, "train")) == ErrorCode::no_process);
@@ -115,10 +113,9 @@ TEST_CASE("Targets: a tree is a process and its descendants, and a name's are th
     const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
-        const auto found = find_tree(finder, text);
-        REQUIRE(found);
-        REQUIRE(found->reached.size() == 1);
-        CHECK(found->reached.front().process.origin.job == "471");
+        const auto found = test::need(find_tree(finder, text));
+        REQUIRE(found.reached.size() == 1);
+        CHECK(found.reached.front().process.origin.job == "471");
     }
     CHECK(code_of(find_tree(finder, "30")) == ErrorCode::no_agent);
     CHECK(code_of(find_tree(finder, "lama")) == ErrorCode::no_process);
@@ -133,10 +130,9 @@ TEST_CASE("Targets: a tree of a script is what its launcher has started, which i
     const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     {
-        const auto found = find_tree(finder, "train.py");
-        REQUIRE(found);
-        REQUIRE(found->reached.size() == 1);
-        CHECK(found->reached.front().process.pid == ::getpid());
+        const auto found = test::need(find_tree(finder, "train.py"));
+        REQUIRE(found.reached.size() == 1);
+        CHECK(found.reached.front().process.pid == ::getpid());
     }
     CHECK(find_root(finder, "train.py", {})->pid == 20);
     tree.add({.pid = 30, .arguments = "bash\0sweep.sh\0"s});
@@ -220,24 +216,21 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
     SECTION("it was started under the name") {
         tree.write(thread + "/comm", "gpu-sleep-ctl\n");
         tree.write(environment, "GPU_SLEEP_NAMES=no\0GPU_SLEEP_NAME=llama\0HOME=/root\0"s);
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_short});
-        REQUIRE(targets);
-        CHECK(targets->unreached.empty());
-        REQUIRE(targets->reached.size() == 1);
-        CHECK(targets->reached.front().process.pid == ::getpid());
+        const auto targets = test::need(find_targets(finder, "llama", {.name_timeout = k_short}));
+        CHECK(targets.unreached.empty());
+        REQUIRE(targets.reached.size() == 1);
+        CHECK(targets.reached.front().process.pid == ::getpid());
     }
     SECTION("it may have given itself the name") {
         const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s, "GPU_SLEEP_NAME=llama\0"s);
         tree.write(environment, text);
         tree.write(thread + "/comm", "gpu-sleep-ctl+\n");
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_short});
-        REQUIRE(targets);
-        CHECK(targets->reached.empty());
-        REQUIRE(targets->unreached.size() == 1);
-        CHECK(targets->unreached.front().process.pid == ::getpid());
-        CHECK(exit_status_of(targets->unreached.front()) == exit_status::timed_out);
-        CHECK(std::get<Error>(targets->unreached.front().answer).message.find("'llama'") !=
-              std::string::npos);
+        const auto targets = test::need(find_targets(finder, "llama", {.name_timeout = k_short}));
+        CHECK(targets.reached.empty());
+        REQUIRE(targets.unreached.size() == 1);
+        CHECK(targets.unreached.front().process.pid == ::getpid());
+        CHECK(exit_status_of(targets.unreached.front()) == exit_status::timed_out);
+        CHECK(std::get<Error>(targets.unreached.front().answer).message.find("'llama'") != std::string::npos);
     }
     SECTION("it has another name, or none") {
         const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);
@@ -258,9 +251,8 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
     }
     SECTION("it only lost the connection") {
         ends = [] {};
-        const auto targets = find_targets(finder, "llama", {.name_timeout = k_answered});
-        REQUIRE(targets);
-        REQUIRE(targets->unreached.size() == 1);
-        CHECK(std::get<Error>(targets->unreached.front().answer).code == ErrorCode::connection_lost);
+        const auto targets = test::need(find_targets(finder, "llama", {.name_timeout = k_answered}));
+        REQUIRE(targets.unreached.size() == 1);
+        CHECK(std::get<Error>(targets.unreached.front().answer).code == ErrorCode::connection_lost);
     }
 }

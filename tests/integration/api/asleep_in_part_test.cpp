@@ -5,7 +5,6 @@
 #include "callbacks.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -67,9 +66,7 @@ TEST_CASE_METHOD(Gpu, "Asleep in part: a callback is refused memory that sleeps 
     const auto words = random_words(k_bytes, 1);
     weights.write(words);
     const Touches gpu_work;
-    int calls = 0;
-    int touches = 0;
-    int writes = 0;
+    int calls = 0, touches = 0, writes = 0;
     const auto both = [&](const gpu_sleep_event*) {
         ++calls;
         touches += static_cast<int>(gpu_work.touches(weights.address()));

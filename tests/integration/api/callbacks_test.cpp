@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -28,8 +27,7 @@ bool says_late(const std::string& output) {
 
 TEST_CASE("Callbacks: they run in the order of registration", "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
-    std::vector<int> before;
-    std::vector<int> after;
+    std::vector<int> before, after;
     std::vector<std::unique_ptr<Callbacks>> all;
     for (int i = 0; i < 5; ++i)
         all.push_back(std::make_unique<Callbacks>(
@@ -149,8 +147,7 @@ TEST_CASE("Callbacks: a late one does not keep the next from running", "[api]") 
 
 TEST_CASE("Callbacks: removing one that runs waits for its end", "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
-    std::promise<void> is_running;
-    std::promise<void> may_go;
+    std::promise<void> is_running, may_go;
     std::atomic<bool> runs{false};
     int calls = 0;
     const Callbacks callbacks({}, [&](const gpu_sleep_event*) {
@@ -179,8 +176,7 @@ TEST_CASE("Callbacks: removing one that runs waits for its end", "[api]") {
 
 TEST_CASE("Callbacks: one may remove itself, and does not run again", "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
-    int id = 0;
-    int calls = 0;
+    int id = 0, calls = 0;
     auto removed = GPU_SLEEP_ERROR_INTERNAL;
     const Callbacks callbacks({}, [&](const gpu_sleep_event*) {
         ++calls;
@@ -188,9 +184,7 @@ TEST_CASE("Callbacks: one may remove itself, and does not run again", "[api]") {
         return 0;
     });
     id = callbacks.id();
-    for (int i = 0; i < 2; ++i) {
-        cycle();
-    }
+    for (int i = 0; i < 2; ++i) cycle();
     CHECK(removed == GPU_SLEEP_OK);
     CHECK(calls == 1);
 }

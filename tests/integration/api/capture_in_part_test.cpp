@@ -4,16 +4,16 @@
 // sleeps is said to.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
 
 constexpr Bytes k_captured_bytes = 4 * k_mib;
 
-struct Capturing {
+struct Capturing : NotCopied {
     Gpu gpu{0};
     TaggedMemory weights{"weights", k_captured_bytes};
     TaggedMemory cache{"kv_cache", k_captured_bytes};
@@ -33,8 +33,6 @@ struct Capturing {
         CHECK(sim_fault_counts().illegal_accesses == 0);
         CHECK(sim_fault_counts().broken_captures == 0);
     }
-    Capturing(const Capturing&) = delete;
-    Capturing& operator=(const Capturing&) = delete;
 
     [[nodiscard]] bool begins(CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) const {
         return cuCtxSetCurrent(context) == CUDA_SUCCESS && cuStreamBeginCapture(stream, mode) == CUDA_SUCCESS;

@@ -7,7 +7,6 @@
 
 #include <pthread.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -43,8 +42,7 @@ TEST_CASE("Enlisting: who works for a callback uses the GPU while everybody else
     const Work work;
     std::vector<std::future<bool>> workers;
     std::future<bool> stranger;
-    bool all_worked = true;
-    bool stranger_waited = false;
+    bool all_worked = true, stranger_waited = false;
     const Callbacks callbacks({}, [&](const gpu_sleep_event* event) {
         stranger = work.start(1);
         for (const std::uint32_t value : {2, 3})

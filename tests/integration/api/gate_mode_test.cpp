@@ -4,9 +4,9 @@
 // what others ask for.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -14,7 +14,7 @@ namespace {
 constexpr Bytes k_part_bytes = 4 * k_mib;
 
 /// Three tags, with what is written in each.
-struct Memory {
+struct Memory : NotCopied {
     Gpu gpu{0};
     TaggedMemory weights{"weights", k_part_bytes};
     TaggedMemory cache{"kv_cache", k_part_bytes};
@@ -29,8 +29,6 @@ struct Memory {
     ~Memory() {
         for (const char* tag : {"weights", "kv_cache", "other"}) gpu_sleep_set_separable(tag, 0);
     }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
 
     /// Work of another thread, which ends when the gate lets it.
     [[nodiscard]] std::future<bool> work_on(const TaggedMemory& memory) const {

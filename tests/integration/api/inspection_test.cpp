@@ -4,9 +4,9 @@
 // for a callback, where it names what is awake alone.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -263,7 +263,7 @@ void check_answers(const std::vector<CUresult>& awake, const std::vector<CUresul
 }
 
 /// Two tags of memory, whose words are neither zero nor negative.
-struct TwoTags {
+struct TwoTags : NotCopied {
     Gpu gpu{0};
     TaggedMemory weights{"weights", k_tag_bytes};
     TaggedMemory cache{"kv_cache", k_tag_bytes};
@@ -279,8 +279,6 @@ struct TwoTags {
         CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
         CHECK(sim_fault_counts().illegal_accesses == 0);
     }
-    TwoTags(const TwoTags&) = delete;
-    TwoTags& operator=(const TwoTags&) = delete;
 };
 
 void sleep_checked(const char* tags) {
@@ -288,7 +286,7 @@ void sleep_checked(const char* tags) {
 }
 
 /// A graph of one node, instantiated.
-class OneNode {
+class OneNode : NotCopied {
 public:
     template <class Add>
     explicit OneNode(Add&& add) {
@@ -296,8 +294,6 @@ public:
         check(add(&node_, graph_));
         check(cuGraphInstantiate(&executable_, graph_, 0));
     }
-    OneNode(const OneNode&) = delete;
-    OneNode& operator=(const OneNode&) = delete;
     ~OneNode() {
         CHECK(cuGraphExecDestroy(executable_) == CUDA_SUCCESS);
         CHECK(cuGraphDestroy(graph_) == CUDA_SUCCESS);
@@ -330,8 +326,7 @@ TEST_CASE("Inspection: a checked gate holds the calls that name what sleeps, and
 TEST_CASE("Inspection: a callback is refused the calls that name what sleeps, and no other", "[api]") {
     const TwoTags tags;
     sleep("weights");
-    std::vector<CUresult> awake;
-    std::vector<CUresult> asleep;
+    std::vector<CUresult> awake, asleep;
     const Callbacks callbacks([&](const gpu_sleep_event*) {
         cuCtxSetCurrent(tags.context);
         awake = make_all(tags.cache.address());
@@ -382,8 +377,7 @@ TEST_CASE("Inspection: what describes or copies a graph is answered while the me
     const auto copy = copy_of(tags.weights.address());
     const auto fill = fill_of(tags.weights.address());
     CUgraph graph = nullptr;
-    CUgraphNode copying = nullptr;
-    CUgraphNode filling = nullptr;
+    CUgraphNode copying = nullptr, filling = nullptr;
     check(cuGraphCreate(&graph, 0));
     check(cuGraphAddMemcpyNode(&copying, graph, nullptr, 0, &copy, tags.context));
     check(cuGraphAddMemsetNode(&filling, graph, &copying, 1, &fill, tags.context));

@@ -4,12 +4,12 @@
 
 #include "callbacks.hpp"
 #include "support/files_of.hpp"
+#include "support/not_copied.hpp"
 #include "support/sanitized.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 #include <pthread.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -35,12 +35,10 @@ std::string kept_on_gpu(const std::string& field) {
 }
 
 /// As PyTorch calls it; freed at the end.
-class TorchMemory {
+class TorchMemory : NotCopied {
 public:
     explicit TorchMemory(ssize_t bytes)
         : pointer_(gpu_sleep_torch_malloc(bytes, 0, nullptr)), bytes_(bytes) {}
-    TorchMemory(const TorchMemory&) = delete;
-    TorchMemory& operator=(const TorchMemory&) = delete;
     ~TorchMemory() { gpu_sleep_torch_free(pointer_, bytes_, 0, nullptr); }
 
     [[nodiscard]] bool is_null() const noexcept { return pointer_ == nullptr; }
@@ -335,8 +333,7 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
         CHECK(time_of([&] { wake(tag); }) >= k_copy);
     }
     constexpr int k_tries = 5; // the machine may have been busy
-    bool has_slept = false;
-    bool has_woken = false;
+    bool has_slept = false, has_woken = false;
     for (int i = 0; i < k_tries && !(has_slept && has_woken); ++i) {
         change();
         has_slept |= time_of([] { sleep(); }) < 2 * k_copy;

@@ -3,9 +3,9 @@
 // Questions about memory that sleeps, or is on its way: they wait for nobody.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using sim::testing::Range;
 
@@ -23,7 +23,7 @@ long long access(CUdeviceptr address, int device) {
 }
 
 /// Sleeps on a thread of its own, slowly.
-class SlowSleep {
+class SlowSleep : NotCopied {
 public:
     SlowSleep() {
         const auto calls = sim_calls(k_copy);
@@ -31,8 +31,6 @@ public:
         done_ = std::async(std::launch::async, [] { return gpu_sleep_sleep(1, nullptr, 0); });
         while (sim_calls(k_copy) == calls) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    SlowSleep(const SlowSleep&) = delete;
-    SlowSleep& operator=(const SlowSleep&) = delete;
     ~SlowSleep() { sim_clear(); }
 
     [[nodiscard]] bool goes_on() const { return waits(done_); }
@@ -75,16 +73,14 @@ TEST_CASE_METHOD(Gpu, "Queries: who may reach memory is told the same of what sl
 
 TEST_CASE_METHOD(Gpu, "Queries: nothing is known of what lies past an allocation, awake or asleep", "[api]") {
     constexpr std::size_t k_odd_bytes = 5 * k_mib; // of a range of 6 MiB
-    CUdeviceptr plain = 0;
-    CUdeviceptr pooled = 0;
+    CUdeviceptr plain = 0, pooled = 0;
     check(cuMemAlloc(&plain, k_odd_bytes));
     check(cuMemAllocAsync(&pooled, k_odd_bytes, nullptr));
     const TaggedMemory memory("weights", k_odd_bytes);
     const auto answers = [&](CUdeviceptr address) {
         CUdeviceptr begin = 0;
         std::size_t bytes = 0;
-        unsigned type = 99;
-        unsigned types = 99;
+        unsigned type = 99, types = 99;
         auto attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
         void* data = &types;
         return std::vector<long long>{cuMemGetAddressRange(&begin, &bytes, address),
@@ -118,8 +114,7 @@ TEST_CASE_METHOD(Gpu, "Queries: nothing is known of what lies past an allocation
 
 TEST_CASE_METHOD(Gpu, "Queries: a thread without a current context is told the same awake and asleep",
                  "[api]") {
-    CUdeviceptr plain = 0;
-    CUdeviceptr freed = 0;
+    CUdeviceptr plain = 0, freed = 0;
     check(cuMemAlloc(&plain, 4 * k_mib));
     check(cuMemAlloc(&freed, 4 * k_mib));
     const TaggedMemory memory("weights", 4 * k_mib);
@@ -152,8 +147,7 @@ TEST_CASE_METHOD(Gpu, "Queries: a thread without a current context is told the s
 TEST_CASE_METHOD(Gpu, "Queries: plain memory is its context's, and a pool's is no context's", "[api]") {
     CUcontext context = nullptr;
     check(cuCtxGetCurrent(&context));
-    CUdeviceptr plain = 0;
-    CUdeviceptr pooled = 0;
+    CUdeviceptr plain = 0, pooled = 0;
     check(cuMemAlloc(&plain, 4 * k_mib));
     check(cuMemAllocAsync(&pooled, 4 * k_mib, nullptr));
     const auto owner = [](CUdeviceptr address) {

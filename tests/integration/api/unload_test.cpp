@@ -5,7 +5,6 @@
 #include "support/gpu.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -29,8 +28,7 @@ TEST_CASE_METHOD(Gpu, "Unload: modules and libraries go while memory sleeps, and
     const TaggedMemory scratch("scratch", k_unload_bytes);
     const auto words = random_words(k_unload_bytes, 1);
     weights.write(words);
-    CUmodule goes = nullptr;
-    CUmodule stays = nullptr;
+    CUmodule goes = nullptr, stays = nullptr;
     CUlibrary library = nullptr;
     check(cuModuleLoadData(&goes, "image"));
     check(cuModuleLoadData(&stays, "image"));

@@ -3,9 +3,9 @@
 // The program's own virtual memory: what keeps it on the GPU, and what does not.
 
 #include "callbacks.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using sim::testing::Range;
 
@@ -22,7 +22,7 @@ std::size_t bytes_that_sleep() {
 constexpr auto k_part = sim::testing::k_granularity;
 
 /// Three parts of addresses, of which the first and the last are mapped.
-class Holed {
+class Holed : NotCopied {
 public:
     Holed() {
         check(cuMemAddressReserve(&begin, bytes, 0, 0, 0));
@@ -33,8 +33,6 @@ public:
             check(cuMemRelease(handle));
         }
     }
-    Holed(const Holed&) = delete;
-    Holed& operator=(const Holed&) = delete;
     ~Holed() {
         CHECK(cuMemUnmap(begin, bytes) == CUDA_SUCCESS);
         CHECK(cuMemAddressFree(begin, bytes) == CUDA_SUCCESS);
@@ -46,8 +44,7 @@ public:
     }
 
     static constexpr std::size_t bytes = 3 * k_part;
-    CUdeviceptr begin = 0;
-    CUdeviceptr last = 0;
+    CUdeviceptr begin = 0, last = 0;
 };
 
 bool has_access(CUdeviceptr address, int device) {

@@ -4,12 +4,12 @@
 
 #include "deep_machine.hpp"
 
+#include "support/not_copied.hpp"
 #include "support/other_user.hpp"
 #include "support/tree.hpp"
 
 #include <sys/ptrace.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -51,7 +51,7 @@ void check_wakes_by_itself(DeepMachine& machine) {
 }
 
 /// While it lives, the threads of the process stand still, all but the first: the simulated driver's own.
-class Frozen {
+class Frozen : NotCopied {
 public:
     explicit Frozen(pid_t pid) {
         for (const auto& entry : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
@@ -63,8 +63,6 @@ public:
             threads_.push_back(thread);
         }
     }
-    Frozen(const Frozen&) = delete;
-    Frozen& operator=(const Frozen&) = delete;
     ~Frozen() {
         for (const auto thread : threads_) ::ptrace(PTRACE_DETACH, thread, nullptr, nullptr);
     }
@@ -132,9 +130,8 @@ TEST_CASE("cuda-checkpoint: as snapshot agents call it, for several processes at
     check_wakes_by_itself(machine);
     check_intact(other, piece);
     // What fails for one is taken back for all.
-    const auto failed = of_both({"--toggle"}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:2:801"});
-    CHECK(failed.status == 1);
-    CHECK_THAT(failed.err, mentions(fmt::format("cuda-checkpoint: process {}: ", other.pid())));
+    check_ended(of_both({"--toggle"}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:2:801"}), 1,
+                mentions(fmt::format("cuda-checkpoint: process {}: ", other.pid())));
     CHECK(of_both({"--get-state"}).out == "running\nrunning\n");
     REQUIRE(act(machine, "lock") == 0);
     CHECK_THAT(of_both({"--toggle"}).err, mentions("is locked"));
@@ -247,9 +244,8 @@ TEST_CASE("cuda-checkpoint: what cannot be done ends with 1, and nothing has cha
     CHECK_THAT(checkpoint(machine, {}).err, mentions("cuda-checkpoint: say what to do"));
     CHECK(checkpoint(machine, {"--get-state", "--toggle"}).status == 1);
     for (const auto* const pid : {"1234567890", "0", "x"}) {
-        const auto unknown = call(machine, "cuda-checkpoint", {"--get-state", "--pid", pid});
-        CHECK(unknown.status == 1);
-        CHECK(unknown.err == fmt::format("cuda-checkpoint: there is no process {}\n", pid));
+        CHECK(ended(call(machine, "cuda-checkpoint", {"--get-state", "--pid", pid}), 1).err ==
+              fmt::format("cuda-checkpoint: there is no process {}\n", pid));
     }
     CHECK(checkpoint(machine, {"--help"}).status == 0);
     CHECK_THAT(checkpoint(machine, {"--help"}).out, mentions("--action"));
@@ -286,15 +282,12 @@ TEST_CASE("cuda-checkpoint: another user's process is out of reach", "[driver_en
                     environment});
     };
     for (const auto* const action : {"lock", "checkpoint", "restore", "unlock"}) {
-        const auto refused = as_other("cuda-checkpoint", {"--action", action});
-        CHECK(refused.status == 1);
+        const auto refused = ended(as_other("cuda-checkpoint", {"--action", action}), 1);
         CHECK_THAT(refused.err,
                    mentions("cuda-checkpoint: process " + pid_of(machine) + ": the driver says"));
     }
     for (const auto* const action : {"-i", "-c", "-r"}) {
-        const auto refused = as_other("cr_client", {action});
-        CHECK(refused.status == 1);
-        CHECK_THAT(refused.err, mentions("cr_client: "));
+        check_ended(as_other("cr_client", {action}), 1, mentions("cr_client: "));
     }
     CHECK(machine.state() == "awake");
     machine.expect_works();
@@ -311,9 +304,8 @@ TEST_CASE("cuda-checkpoint: jobs are for the next command of the name in PATH", 
     CHECK(
         call(machine, "cuda-checkpoint", job, {"PATH=" + own + ":" + place.path().string() + ":/bin"}).out ==
         "next --launch-job -- python3 --pid\n");
-    const auto alone = call(machine, "cuda-checkpoint", {"--job-file=x"}, {"PATH=" + own});
-    CHECK(alone.status == 1);
-    CHECK_THAT(alone.err, mentions("cuda-checkpoint: only NVIDIA's command runs jobs"));
+    check_ended(call(machine, "cuda-checkpoint", {"--job-file=x"}, {"PATH=" + own}), 1,
+                mentions("cuda-checkpoint: only NVIDIA's command runs jobs"));
 }
 
 TEST_CASE("cr_client: it keeps what a process with an agent has, and brings it back", "[driver_engine]") {

@@ -7,7 +7,6 @@
 
 #include "support/configuration.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]") {
@@ -77,9 +76,7 @@ TEST_CASE("Deep: it is not brought back without room", "[deep]") {
     Host other(machine.plain());
     other.tell("start");
     const auto filling = make_piece(other, "plain", free_bytes(other) - (std::uint64_t{12} << 20));
-    const auto refused = machine.command("gpu-wake");
-    CHECK(refused.status == 7);
-    CHECK(refused.json("/processes/0/error/code") == "out_of_device_memory");
+    CHECK(ended(machine.command("gpu-wake"), 7).json("/processes/0/error/code") == "out_of_device_memory");
     CHECK(machine.is_deep());
     if (word == std::string("wake")) {
         machine.expect_held();
@@ -120,8 +117,7 @@ TEST_CASE("Deep: others make room for one that comes back", "[deep]") {
     other.tell("start");
     const auto filling = make_piece(other, "plain", free_bytes(other) - (std::uint64_t{2} << 20));
     const auto pid = std::to_string(other.pid());
-    const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
-    CHECK(rehearsed.status == 7);
+    const auto rehearsed = ended(machine.command("gpu-wake", {"--dry-run"}), 7);
     const auto needed = std::stoull(rehearsed.json("/processes/0/report/devices/0/moved_bytes"));
     CHECK(needed >= k_piece_bytes + k_context_bytes);
     CHECK(std::stoull(rehearsed.json("/processes/0/report/devices/0/free_before_bytes")) < needed);
@@ -129,9 +125,8 @@ TEST_CASE("Deep: others make room for one that comes back", "[deep]") {
     if (by_touch) {
         machine.expect_held();
     } else {
-        const auto woken = machine.command("gpu-wake", {"--make-room", "--min-awake", "0s"});
-        CHECK(succeeded(woken));
-        CHECK_THAT(woken.out, mentions(pid) && mentions("was put to sleep for it"));
+        CHECK_THAT(ended(machine.command("gpu-wake", {"--make-room", "--min-awake", "0s"})).out,
+                   mentions(pid) && mentions("was put to sleep for it"));
     }
     machine.expect_awake();
     machine.host.process().signal(SIGTERM);
@@ -144,8 +139,7 @@ TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that
     DeepMachine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
     check_ended(machine.command("deep"), 7, mentions("end it"));
     const auto listed = machine.command("gpu-ps");
-    CHECK(listed.json("/processes/0/state") == "asleep");
-    CHECK(listed.json("/processes/0/report/lost") == "true");
+    CHECK(listed.json("/processes/0/state /processes/0/report/lost") == "asleep true");
     CHECK(machine.command("gpu-wake").status == 7);
     CHECK(machine.command("gpu-wake", {"--dry-run"}).status == 7);
     CHECK(machine.command("deep").status == 7);

@@ -45,9 +45,7 @@ public:
 
     /// How many are awake, and asleep; those that are deep are asleep as well.
     struct States {
-        std::size_t awake = 0;
-        std::size_t asleep = 0;
-        std::size_t deep = 0;
+        std::size_t awake = 0, asleep = 0, deep = 0;
     };
     /// As gpu-ps says: one for all, for each takes its time.
     [[nodiscard]] States states() const { return states_in(run(launch("gpu-ps", {root(), "--json"}))); }
@@ -76,15 +74,11 @@ public:
     }
     /// Whatever state they are in, the next command makes all deep, and the one after it wakes them.
     void check_completes() {
-        const auto slept = run(deep());
-        CHECK(succeeded(slept));
-        CHECK(states_in(slept).deep == size());
+        CHECK(states_in(ended(run(deep()))).deep == size());
         check_wakes();
     }
     void check_wakes() {
-        const auto woken = wake();
-        CHECK(succeeded(woken));
-        CHECK(states_in(woken).awake == size());
+        CHECK(states_in(ended(wake())).awake == size());
         check_all_intact();
     }
 

@@ -6,7 +6,6 @@
 
 #include "support/configuration.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -49,8 +48,7 @@ TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves bac
         CHECK(names_it("gpu-reclaim", {"--need", "54MiB", "--gpu", machine.uuid(1), "--config", always.file(),
                                        "--dry-run"}));
     CHECK(names_it("gpu-sleep", {"--deep"}));
-    const auto back = machine.command("gpu-wake", {"--gpu", "1=0"});
-    CHECK(back.status == 7);
+    const auto back = ended(machine.command("gpu-wake", {"--gpu", "1=0"}), 7);
     CHECK(back.json("/processes/0/error/code") == "out_of_device_memory");
     // Who is on it.
     CHECK_THAT(back.err, mentions(machine.uuid(0)) && mentions(std::to_string(other.pid())));
@@ -67,19 +65,15 @@ TEST_CASE("Deep move: a process wakes on another GPU, lives there, and moves bac
 TEST_CASE("Deep move: what cannot be meant, or cannot be done, changes nothing", "[deep]") {
     DeepMachine machine;
     const auto refused = [&](const std::string& move, const std::string& why) {
-        const auto output = machine.command("gpu-wake", {"--gpu", move});
-        INFO(output.err);
-        CHECK(output.status == 2);
-        CHECK_THAT(output.err, mentions(why));
+        check_ended(machine.command("gpu-wake", {"--gpu", move}), 2, mentions(why));
     };
     refused("0=1", "does not sleep deeply");
     REQUIRE(machine.command("gpu-sleep").status == 0);
     refused("0=1", "does not sleep deeply");
     machine.fall_asleep();
     refused("1=0", "it had nothing on GPU 1");
-    const auto rehearsed = machine.command("gpu-wake", {"--gpu", "0=1", "--dry-run"});
-    CHECK(rehearsed.status == 0);
-    CHECK(rehearsed.json("/processes/0/report/devices/0/uuid") == machine.uuid(1));
+    CHECK(ended(machine.command("gpu-wake", {"--gpu", "0=1", "--dry-run"}))
+              .json("/processes/0/report/devices/0/uuid") == machine.uuid(1));
     CHECK(machine.is_deep());
     machine.wake();
     CHECK(device_of(machine) == "0");
@@ -90,8 +84,7 @@ TEST_CASE("Deep move: one without memory that could sleep moves as asked, and no
     DeepMachine machine;
     machine.host.tell("free " + machine.piece.number);
     machine.fall_asleep();
-    const auto refused = machine.command("gpu-wake", {"--gpu", "1=0"});
-    CHECK(refused.status == 2);
+    const auto refused = ended(machine.command("gpu-wake", {"--gpu", "1=0"}), 2);
     CHECK(machine.is_deep());
     machine.wake({"--gpu", "0=1"});
     machine.piece = make_piece(machine.host, "plain", k_piece_bytes);
@@ -115,9 +108,8 @@ TEST_CASE("Deep move: a wake that is short of memory once it has moved goes on f
     DeepMachine machine({failures});
     machine.fall_asleep();
     const bool waits = GENERATE(false, true);
-    const auto woken = machine.command("gpu-wake", {"--gpu", "0=1", "--wait", waits ? "30s" : "0s"});
-    INFO(woken.err);
-    CHECK(woken.status == (waits ? 0 : 7));
+    const auto woken =
+        ended(machine.command("gpu-wake", {"--gpu", "0=1", "--wait", waits ? "30s" : "0s"}), (waits ? 0 : 7));
     if (!waits) {
         CHECK_THAT(woken.err, mentions("it is on the other GPU"));
         CHECK(machine.command("gpu-wake", {"--gpu", "0=1"}).status == 2);

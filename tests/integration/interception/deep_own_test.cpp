@@ -5,7 +5,6 @@
 
 #include "deep_machine.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 using Catch::Matchers::StartsWith;
 

@@ -8,7 +8,6 @@
 #include "support/configuration.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back", "[quick][deep]") {
@@ -23,12 +22,8 @@ TEST_CASE("Deep: nothing of the process is left on the GPU, and all comes back",
         CHECK(listed.json("/processes/0/report/deep_bytes") == std::to_string(k_context_bytes));
         CHECK(listed.json("/processes/0/gpu_bytes") == "0");
         machine.expect_held();
-        const auto again = machine.command("deep");
-        CHECK(again.status == 0);
-        CHECK(again.json("/processes/0/report/changed") == "false");
-        const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
-        CHECK(rehearsed.status == 0);
-        CHECK(rehearsed.json("/processes/0/state") == "asleep");
+        CHECK(ended(machine.command("deep")).json("/processes/0/report/changed") == "false");
+        CHECK(ended(machine.command("gpu-wake", {"--dry-run"})).json("/processes/0/state") == "asleep");
         machine.wake();
         CHECK(free_bytes(other) == before);
         machine.expect_works();
@@ -132,8 +127,7 @@ TEST_CASE("Deep: whoever asks for the end of work is answered, and any other que
     machine.host.process().send("query " + machine.piece.number + " 0");
     pause_for(Milliseconds(100));
     const auto listed = machine.command("gpu-ps");
-    CHECK(listed.json("/processes/0/report/deep") == "true");
-    CHECK(listed.json("/processes/0/report/gate/waiting_threads") == "1");
+    CHECK(listed.json("/processes/0/report/deep /processes/0/report/gate/waiting_threads") == "true 1");
     machine.wake();
     CHECK(machine.host.process().read_line().substr(0, 7) == "ok type");
     machine.expect_works();
@@ -201,12 +195,10 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     if (kind == "managed") { // gpu-ps says so beforehand, and so does a rehearsal
         CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
         CHECK(machine.command("deep", {"--force"}).status == 1);
-        const auto rehearsed = machine.command("deep", {"--dry-run"});
-        CHECK(rehearsed.status == 1);
-        CHECK_THAT(rehearsed.json("/processes/0/report/notes/0"), mentions(why));
+        CHECK_THAT(ended(machine.command("deep", {"--dry-run"}), 1).json("/processes/0/report/notes/0"),
+                   mentions(why));
     }
-    const auto refused = machine.command("deep");
-    CHECK(refused.status == 1);
+    const auto refused = ended(machine.command("deep"), 1);
     CHECK(refused.json("/processes/0/state") == "awake");
     CHECK_THAT(refused.err, mentions(why));
     if (kind != "managed") return;
@@ -222,8 +214,7 @@ TEST_CASE("Deep: what others have a part in is refused for as long as any of it 
                  Arguments{"memory", "from outside CUDA"}, Arguments{"semaphore", "from outside CUDA"});
     INFO(row[0]);
     machine.host.tell("shared_object " + row[0]);
-    const auto refused = machine.command("deep");
-    CHECK(refused.status == 1);
+    const auto refused = ended(machine.command("deep"), 1);
     CHECK(refused.json("/processes/0/state") == "awake");
     CHECK_THAT(refused.err, mentions(row[1]));
     machine.host.tell("destroy_shared");
@@ -353,8 +344,7 @@ TEST_CASE("Deep: a request drops kept copies, and is refused, as of a plain slee
     CHECK(plain[3].substr(0, 1) == "2");
     machine.fall_asleep();
     CHECK(rehearse() == plain);
-    const auto dropped = machine.command("gpu-sleep", {"--level", "2", "--yes"});
-    CHECK(dropped.status == 0);
+    const auto dropped = ended(machine.command("gpu-sleep", {"--level", "2", "--yes"}));
     CHECK(dropped.json("/processes/0/report/changed") == "true");
     CHECK("0 " + dropped.json("/processes/0/report/devices/0/dropped") == plain[0]);
     CHECK(machine.is_deep());
@@ -377,10 +367,8 @@ TEST_CASE("Deep: what is kept can go to files meanwhile, and to nowhere else", "
     CHECK(std::stoull(to_files({"--dry-run"}).json("/processes/0/report/devices/0/relocated_bytes")) >=
           k_piece_bytes);
     CHECK(std::stoull(kept()) >= k_piece_bytes);
-    const auto moved = to_files({});
-    CHECK(succeeded(moved));
-    CHECK(moved.json("/processes/0/report/changed") == "true");
-    CHECK(moved.json("/processes/0/report/deep") == "true");
+    const auto moved = ended(to_files({}));
+    CHECK(moved.json("/processes/0/report/changed /processes/0/report/deep") == "true true");
     CHECK(kept() == "0");
     CHECK(to_files({}).json("/processes/0/report/changed") == "false");
     CHECK(machine.command("gpu-sleep", {"--store", "host"}).status == 7);
@@ -394,8 +382,7 @@ TEST_CASE("Deep: the last rung of gpu-reclaim's ladder, by what has slept on the
     const auto pass = [&](const std::string& last) {
         const Configuration ladder(fmt::format(
             "[reclaim]\nidle = [\"10ms:host\", \"{}\"]\ndirectory = \"{}\"\n", last, place.file("files")));
-        const auto output = machine.command("gpu-reclaim", {"--config", ladder.file()});
-        CHECK(succeeded(output));
+        const auto output = ended(machine.command("gpu-reclaim", {"--config", ladder.file()}));
         return output.json("/processes/0/report/changed") == "true";
     };
     REQUIRE(becomes_true([&] { return pass("1h:deep"); })); // idle by now

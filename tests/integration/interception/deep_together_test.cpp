@@ -7,7 +7,6 @@
 
 #include "support/sanitized.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -61,8 +60,7 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
     };
     for (int round = 0; round < 2; ++round) {
         trace = family.file(fmt::format("trace_{}", round));
-        const auto slept = command("gpu-sleep", {"--deep"});
-        REQUIRE(succeeded(slept));
+        const auto slept = ended(command("gpu-sleep", {"--deep"}));
         CHECK_THAT(slept.out, mentions("3 processes are deeply asleep; 48.0 MiB of GPU memory freed"));
         check_own_bytes(slept);
         CHECK(family.states().deep == 3);
@@ -73,8 +71,7 @@ TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
         CHECK(calls.size() == 6);
         CHECK(std::is_partitioned(calls.begin(), calls.end(),
                                   [](const auto& call) { return call.name == k_lock; }));
-        const auto woken = command("gpu-wake");
-        REQUIRE(woken.status == 0);
+        const auto woken = ended(command("gpu-wake"));
         check_own_bytes(woken);
         family.check_all_awake();
     }
@@ -84,10 +81,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
     DeepFamily family(2);
     const std::string why = GENERATE("managed", "not intercepted");
     const auto check_none_slept = [&] {
-        const auto refused = run(family.deep());
-        INFO(refused.err);
-        CHECK(refused.status == 1);
-        CHECK_THAT(refused.err, mentions("undone, because another process"));
+        check_ended(run(family.deep()), 1, mentions("undone, because another process"));
         CHECK(family.states().awake == 2);
     };
     if (why == "managed") {
@@ -129,9 +123,8 @@ TEST_CASE("Deep together: one that goes back with the others meets touches as be
     DeepFamily family(2);
     REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[0].pid()), "--deep"})).status == 0);
     const auto number = family[1].tell("alloc managed 4194304");
-    const auto refused =
-        run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--deep", "--on-touch", "fail"}));
-    CHECK(refused.status == 1);
+    const auto refused = ended(
+        run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--deep", "--on-touch", "fail"})), 1);
     const auto listed = run(family.launch("gpu-ps", {std::to_string(family[0].pid()), "--json"}));
     CHECK(listed.json("/processes/0/report/gate/on_touch") == "wait");
     CHECK(family.states().deep == 1);
@@ -146,8 +139,7 @@ TEST_CASE("Deep together: one that uses semaphores once all are checked sleeps p
     Process sleeping(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace}));
     await_process_outside(family[0].pid(), "look"); // it is asked once all else is checked
     family[0].tell("shared_object semaphore");
-    const auto slept = sleeping.finish();
-    CHECK(slept.status == 7);
+    const auto slept = ended(sleeping.finish(), 7);
     CHECK_THAT(slept.err, mentions("asleep, but not deeply: it has used memory or semaphores"));
     CHECK_THAT(slept.err, mentions("2 processes are asleep, 1 of them deeply"));
     CHECK(calls_done(trace, "cuCheckpointProcessLock") == 1);
@@ -161,10 +153,7 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
     DeepFamily family(3);
     auto process = start_checkpoints(family, "4s");
     family[1].process().signal(SIGSTOP);
-    const auto output = process.finish();
-    INFO(output.err);
-    CHECK(output.status == 9);
-    CHECK(output.seconds < 30);
+    CHECK(ended(process.finish(), 9).seconds < 30);
     family[1].process().signal(SIGCONT);
     CHECK(becomes_true([&] {
         const auto states = family.states();

@@ -25,20 +25,10 @@ const DriverCalls& cuda() {
     return found;
 }
 
-const Control& control() {
-    static const Control found = [] {
-        static_cast<void>(cuda()); // loads it
-        void* const library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-        return Control{
-            reinterpret_cast<decltype(&::sim_register_kernel)>(find_or_die(library, "sim_register_kernel")),
-            reinterpret_cast<decltype(&::sim_require_access)>(find_or_die(library, "sim_require_access")),
-            reinterpret_cast<decltype(&::sim_free_bytes)>(find_or_die(library, "sim_free_bytes")),
-            reinterpret_cast<decltype(&::sim_fault_counts)>(find_or_die(library, "sim_fault_counts")),
-            reinterpret_cast<decltype(&::sim_fail)>(find_or_die(library, "sim_fail")),
-            reinterpret_cast<decltype(&::sim_clear)>(find_or_die(library, "sim_clear")),
-        };
-    }();
-    return found;
+void* find_control(const char* symbol) {
+    static_cast<void>(cuda()); // loads it
+    static void* const s_library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return find_or_die(s_library, symbol);
 }
 
 } // namespace gpu_sleep::test

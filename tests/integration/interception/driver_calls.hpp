@@ -13,73 +13,24 @@
 
 namespace gpu_sleep::test {
 
-#define GPU_SLEEP_TEST_CALLS(X)                                                                              \
-    X(cuInit)                                                                                                \
-    X(cuGetErrorName)                                                                                        \
-    X(cuDevicePrimaryCtxRetain)                                                                              \
-    X(cuDevicePrimaryCtxReset)                                                                               \
-    X(cuCtxCreate)                                                                                           \
-    X(cuCtxDestroy)                                                                                          \
-    X(cuCtxSetCurrent)                                                                                       \
-    X(cuCtxSynchronize)                                                                                      \
-    X(cuEventCreate)                                                                                         \
-    X(cuEventDestroy)                                                                                        \
-    X(cuStreamCreate)                                                                                        \
-    X(cuStreamDestroy)                                                                                       \
-    X(cuStreamQuery)                                                                                         \
-    X(cuStreamSynchronize)                                                                                   \
-    X(cuStreamBeginCapture)                                                                                  \
-    X(cuStreamEndCapture)                                                                                    \
-    X(cuGraphInstantiate)                                                                                    \
-    X(cuGraphLaunch)                                                                                         \
-    X(cuGraphDestroy)                                                                                        \
-    X(cuGraphExecDestroy)                                                                                    \
-    X(cuModuleLoadData)                                                                                      \
-    X(cuModuleGetFunction)                                                                                   \
-    X(cuLaunchKernel)                                                                                        \
-    X(cuMemAlloc)                                                                                            \
-    X(cuMemAllocPitch)                                                                                       \
-    X(cuMemAllocManaged)                                                                                     \
-    X(cuMemFree)                                                                                             \
-    X(cuMemAllocAsync)                                                                                       \
-    X(cuMemAllocFromPoolAsync)                                                                               \
-    X(cuMemFreeAsync)                                                                                        \
-    X(cuMemPoolCreate)                                                                                       \
-    X(cuMemPoolDestroy)                                                                                      \
-    X(cuMemPoolExportToShareableHandle)                                                                      \
-    X(cuMemPoolImportFromShareableHandle)                                                                    \
-    X(cuMemAddressReserve)                                                                                   \
-    X(cuMemAddressFree)                                                                                      \
-    X(cuMemCreate)                                                                                           \
-    X(cuMemRelease)                                                                                          \
-    X(cuMemMap)                                                                                              \
-    X(cuMemUnmap)                                                                                            \
-    X(cuMemSetAccess)                                                                                        \
-    X(cuMemRetainAllocationHandle)                                                                           \
-    X(cuMemExportToShareableHandle)                                                                          \
-    X(cuMemImportFromShareableHandle)                                                                        \
-    X(cuImportExternalMemory)                                                                                \
-    X(cuDestroyExternalMemory)                                                                               \
-    X(cuImportExternalSemaphore)                                                                             \
-    X(cuDestroyExternalSemaphore)                                                                            \
-    X(cuMulticastCreate)                                                                                     \
-    X(cuMulticastBindAddr)                                                                                   \
-    X(cuArrayCreate)                                                                                         \
-    X(cuArrayDestroy)                                                                                        \
-    X(cuMemcpyHtoA)                                                                                          \
-    X(cuMemcpyAtoH)                                                                                          \
-    X(cuMemGetAddressRange)                                                                                  \
-    X(cuPointerGetAttribute)                                                                                 \
-    X(cuPointerSetAttribute)                                                                                 \
-    X(cuIpcGetMemHandle)                                                                                     \
-    X(cuIpcOpenMemHandle)                                                                                    \
-    X(cuIpcCloseMemHandle)                                                                                   \
-    X(cuIpcGetEventHandle)                                                                                   \
-    X(cuIpcOpenEventHandle)                                                                                  \
-    X(cuMemsetD8Async)                                                                                       \
-    X(cuMemcpyDtoH)                                                                                          \
-    X(cuMemcpyDtoHAsync)                                                                                     \
-    X(cuMemcpyDtoDAsync)
+// clang-format off
+#define GPU_SLEEP_TEST_CALLS(X) \
+    X(cuInit) X(cuGetErrorName) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxReset) X(cuCtxCreate) \
+    X(cuCtxDestroy) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuEventCreate) X(cuEventDestroy) \
+    X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamBeginCapture) \
+    X(cuStreamEndCapture) X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy) \
+    X(cuModuleLoadData) X(cuModuleGetFunction) X(cuLaunchKernel) X(cuMemAlloc) X(cuMemAllocPitch) \
+    X(cuMemAllocManaged) X(cuMemFree) X(cuMemAllocAsync) X(cuMemAllocFromPoolAsync) X(cuMemFreeAsync) \
+    X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolExportToShareableHandle) \
+    X(cuMemPoolImportFromShareableHandle) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) \
+    X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle) \
+    X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) \
+    X(cuDestroyExternalMemory) X(cuImportExternalSemaphore) X(cuDestroyExternalSemaphore) \
+    X(cuMulticastCreate) X(cuMulticastBindAddr) X(cuArrayCreate) X(cuArrayDestroy) X(cuMemcpyHtoA) \
+    X(cuMemcpyAtoH) X(cuMemGetAddressRange) X(cuPointerGetAttribute) X(cuPointerSetAttribute) \
+    X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuIpcGetEventHandle) \
+    X(cuIpcOpenEventHandle) X(cuMemsetD8Async) X(cuMemcpyDtoH) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync)
+// clang-format on
 
 /// Named as in cuda.h, whose macros rename members and uses alike.
 struct DriverCalls {
@@ -101,15 +52,9 @@ struct DriverCalls {
 /// The functions; found at the first call.
 [[nodiscard]] const DriverCalls& cuda();
 
-/// What tests ask of the simulated driver; found by dlsym, as nothing else of it needs to be linked.
-struct Control {
-    decltype(&::sim_register_kernel) register_kernel;
-    decltype(&::sim_require_access) require_access;
-    decltype(&::sim_free_bytes) free_bytes;
-    decltype(&::sim_fault_counts) fault_counts;
-    decltype(&::sim_fail) fail;
-    decltype(&::sim_clear) clear;
-};
-[[nodiscard]] const Control& control();
+/// What tests ask of the simulated driver, such as sim_clear; found by dlsym, as nothing else of it needs to
+/// be linked.
+#define GPU_SLEEP_TEST_CONTROL(name) reinterpret_cast<decltype(&::name)>(find_control(#name))
+[[nodiscard]] void* find_control(const char* symbol);
 
 } // namespace gpu_sleep::test

@@ -5,7 +5,6 @@
 
 #include "driver_machine.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Driver engine: the next command completes what a killed one began", "[driver_engine]") {
@@ -17,9 +16,7 @@ TEST_CASE("Driver engine: the next command completes what a killed one began", "
     }
     SECTION("locked, and then put to sleep") {
         machine.kill_amid(sleep, "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
-        const auto slept = machine.command(sleep);
-        CHECK(slept.status == 0);
-        CHECK(slept.json("/processes/0/state") == "asleep");
+        CHECK(ended(machine.command(sleep)).json("/processes/0/state") == "asleep");
         machine.expect_held();
     }
     SECTION("checkpointed, before it was looked at what that freed") {
@@ -63,11 +60,8 @@ TEST_CASE("Driver engine: a stopped process is not waited for", "[driver_engine]
         pause_for(Milliseconds(50));
     };
     stop();
-    for (const std::string command : {"sleep", "gpu-wake", "gpu-ps"}) {
-        const auto late = machine.command(command);
-        INFO(late.err);
-        CHECK(late.status == 4);
-    }
+    for (const std::string command : {"sleep", "gpu-wake", "gpu-ps"})
+        const auto late = ended(machine.command(command), 4);
     machine.host.process().signal(SIGCONT);
     REQUIRE(machine.command("sleep").status == 0);
     stop();
@@ -81,12 +75,10 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
     REQUIRE(machine.command("sleep").status == 0);
     Host other(machine.plain());
     const auto filling = make_piece(other, "plain", free_bytes(other) - (std::uint64_t{12} << 20));
-    const auto refused = machine.command("gpu-wake");
-    CHECK(refused.status == 7);
+    const auto refused = ended(machine.command("gpu-wake"), 7);
     CHECK(refused.json("/processes/0/error/code") == "out_of_device_memory");
-    const auto rehearsed = machine.command("gpu-wake", {"--dry-run"});
-    CHECK(rehearsed.status == 7);
-    CHECK(rehearsed.json("/processes/0/report/refusal_code") == "out_of_device_memory");
+    CHECK(ended(machine.command("gpu-wake", {"--dry-run"}), 7).json("/processes/0/report/refusal_code") ==
+          "out_of_device_memory");
     CHECK(machine.command("gpu-wake", {"--dry-run", "--wait", "1s"}).status == 0);
     CHECK(refused.json("/processes/0/state") == "asleep");
     CHECK_THAT(refused.err, mentions(fmt::format("{} (", other.pid())) && mentions("--engine driver") &&
@@ -99,12 +91,10 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
         machine.expect_awake();
     }
     SECTION("what is tried all the same fails it") {
-        const auto failed = machine.command("gpu-wake", {"--force"});
-        CHECK(failed.status == 7);
+        const auto failed = ended(machine.command("gpu-wake", {"--force"}), 7);
         other.tell("free " + filling.number);
         for (const Arguments& arguments : {Arguments(), Arguments{"--force"}}) {
-            const auto again = machine.command("gpu-wake", arguments);
-            CHECK(again.status == 7);
+            const auto again = ended(machine.command("gpu-wake", arguments), 7);
             CHECK(again.json("/processes/0/error/code") == "context_lost");
             CHECK_THAT(again.err, mentions("it is lost") && !mentions("--force"));
         }
@@ -117,9 +107,8 @@ TEST_CASE("Driver engine: no process is restored without room", "[driver_engine]
 TEST_CASE("Driver engine: a command that cannot ask the driver takes no note away", "[driver_engine]") {
     Machine machine;
     REQUIRE(machine.command("sleep").status == 0);
-    const auto refused =
-        machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessGetState:1:800:forever"});
-    CHECK(refused.status == 5);
+    const auto refused = ended(
+        machine.command("sleep", {}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessGetState:1:800:forever"}), 5);
     machine.wake_whole();
 }
 
@@ -132,8 +121,7 @@ TEST_CASE("Driver engine: what is not known of the room is asked for", "[driver_
     SECTION("the note is not whole") {
         std::ofstream(machine.record()) << "gpu-sleep checkpoint 1\n";
     }
-    const auto refused = machine.command("gpu-wake");
-    CHECK(refused.status == 7);
+    const auto refused = ended(machine.command("gpu-wake"), 7);
     CHECK(machine.command("gpu-wake", {"--dry-run"}).status == 7);
     CHECK(machine.command("gpu-wake", {"--force"}).status == 0);
     machine.expect_awake();

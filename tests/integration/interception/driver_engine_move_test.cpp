@@ -4,7 +4,6 @@
 
 #include "driver_machine.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -25,9 +24,8 @@ TEST_CASE("Driver engine: a process wakes on another GPU, and moves back", "[dri
     CHECK(gpu_of(machine) == "0");
     REQUIRE(machine.command("sleep").status == 0);
     CHECK(machine.command("gpu-wake", {"--gpu", "1=0"}).status == 2); // it has nothing there
-    const auto woken = machine.command("gpu-wake", {"--gpu", "0=1"});
-    REQUIRE(succeeded(woken));
-    CHECK(woken.json("/processes/0/report/devices/0/device") == "1");
+    CHECK(ended(machine.command("gpu-wake", {"--gpu", "0=1"})).json("/processes/0/report/devices/0/device") ==
+          "1");
     CHECK(gpu_of(machine) == "1");
     machine.expect_awake();
     REQUIRE(machine.command("sleep").status == 0);
@@ -58,19 +56,18 @@ TEST_CASE("Driver engine: room is looked for where the process goes", "[driver_e
 TEST_CASE("Driver engine: a driver that refuses a move leaves the process asleep", "[driver_engine]") {
     Machine machine;
     REQUIRE(machine.command("sleep").status == 0);
-    const auto refused =
-        machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessRestore:1:1"});
-    CHECK(refused.status == 2);
+    const auto refused = ended(
+        machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessRestore:1:1"}),
+        2);
     CHECK_THAT(refused.err, mentions("CUDA_ERROR_INVALID_VALUE") && mentions("without --gpu"));
     CHECK(refused.json("/processes/0/state") == "asleep");
     machine.expect_held();
     machine.wake_whole();
     // An older driver has nothing but reserved bytes where the list would be.
     REQUIRE(machine.command("sleep").status == 0);
-    const auto old =
-        machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuDriverGetVersion:1:1:forever"});
-    CHECK(old.status == 2);
-    CHECK_THAT(old.err, mentions("only on the GPU where it was"));
+    check_ended(
+        machine.command("gpu-wake", {"--gpu", "0=1"}, {"GPU_SLEEP_SIM_FAIL=cuDriverGetVersion:1:1:forever"}),
+        2, mentions("only on the GPU where it was"));
     machine.expect_held();
     machine.wake_whole();
 }

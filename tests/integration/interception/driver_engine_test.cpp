@@ -7,7 +7,6 @@
 #include "support/other_user.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick][driver_engine]") {
@@ -16,23 +15,16 @@ TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick]
     other.tell("start");
     const auto before = free_bytes(other);
     for (int round = 0; round < 2; ++round) {
-        const auto slept = machine.command("sleep");
-        REQUIRE(succeeded(slept));
-        CHECK(slept.json("/processes/0/engine") == "driver");
-        CHECK(slept.json("/processes/0/state") == "asleep");
+        const auto slept = ended(machine.command("sleep"));
+        CHECK(slept.json("/processes/0/engine /processes/0/state") == "driver asleep");
         CHECK(std::stoull(slept.json("/processes/0/report/devices/0/kept_bytes")) >= k_piece_bytes);
         CHECK(free_bytes(other) >= before + k_piece_bytes);
         CHECK(machine.has_record());
         machine.expect_held();
-        const auto again = machine.command("sleep");
-        CHECK(again.status == 0);
-        CHECK(again.json("/processes/0/report/changed") == "false");
-        const auto without = machine.command("gpu-sleep");
-        CHECK(without.status == 3);
-        CHECK_THAT(without.err, mentions("has put it to sleep already"));
+        CHECK(ended(machine.command("sleep")).json("/processes/0/report/changed") == "false");
+        check_ended(machine.command("gpu-sleep"), 3, mentions("has put it to sleep already"));
 
-        const auto woken = machine.command("gpu-wake");
-        REQUIRE(succeeded(woken));
+        const auto woken = ended(machine.command("gpu-wake"));
         CHECK(woken.json("/processes/0/state") == "awake");
         CHECK(woken.json("/processes/0/report/devices/0/moved_bytes") ==
               slept.json("/processes/0/report/devices/0/moved_bytes"));
@@ -43,22 +35,18 @@ TEST_CASE("Driver engine: a process without an agent sleeps and wakes", "[quick]
 
 TEST_CASE("Driver engine: a dry run says what it would do, and does nothing", "[driver_engine]") {
     Machine machine;
-    const auto sleep = machine.command("sleep", {"--dry-run"});
-    REQUIRE(sleep.status == 0);
+    const auto sleep = ended(machine.command("sleep", {"--dry-run"}));
     CHECK(std::stoull(sleep.json("/processes/0/report/devices/0/moved_bytes")) >= k_piece_bytes);
     machine.expect_awake();
     REQUIRE(machine.command("sleep").status == 0);
-    const auto wake = machine.command("gpu-wake", {"--dry-run"});
-    REQUIRE(wake.status == 0);
+    const auto wake = ended(machine.command("gpu-wake", {"--dry-run"}));
     CHECK(wake.json("/processes/0/state") == "asleep");
     CHECK(wake.json("/processes/0/report/devices/0/moved_bytes") ==
           sleep.json("/processes/0/report/devices/0/moved_bytes"));
     const auto move = machine.command("gpu-wake", {"--dry-run", "--gpu", "0=1"});
     CHECK(move.json("/processes/0/report/devices/0/device") == "1");
     machine.expect_held();
-    const auto woken = machine.command("gpu-wake");
-    REQUIRE(woken.status == 0);
-    CHECK(woken.json("/processes/0/report/devices/0/device") == "0");
+    CHECK(ended(machine.command("gpu-wake")).json("/processes/0/report/devices/0/device") == "0");
     machine.expect_awake();
 }
 
@@ -71,8 +59,7 @@ TEST_CASE("Driver engine: what the driver would not bring back is left as it is"
 
 TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it", "[driver_engine]") {
     Machine machine;
-    const auto plain = machine.command("gpu-sleep");
-    CHECK(plain.status == 3);
+    const auto plain = ended(machine.command("gpu-sleep"), 3);
     CHECK_THAT(plain.err, mentions(" --engine driver"));
     REQUIRE(machine.command("gpu-sleep", {"--engine", "auto"}).status == 0);
     CHECK(machine.command("gpu-wake", {"--tags", "weights"}).status == 2);
@@ -81,13 +68,12 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     const auto name = fmt::format("gpu-sleep-test-{}", ::getpid());
     Host with_agent(captured_launch(k_linked, {"GPU_SLEEP_NAME=" + name}));
     const auto piece = make_piece(with_agent, "plain", k_piece_bytes);
-    const auto refused = with_agent.command("gpu-sleep", {"--engine", "driver"});
-    CHECK(refused.status == 2);
+    const auto refused = ended(with_agent.command("gpu-sleep", {"--engine", "driver"}), 2);
     check_ended(run({{command_file("gpu-sleep"), name, "--engine", "driver"}}), 2,
                 mentions("has an agent: gpu-sleep without --engine driver"));
-    const auto automatic = with_agent.command("gpu-sleep", {"--engine", "auto", "--json"});
-    CHECK(automatic.status == 0);
-    CHECK(automatic.json("/processes/0/engine") == "agent");
+    CHECK(
+        ended(with_agent.command("gpu-sleep", {"--engine", "auto", "--json"})).json("/processes/0/engine") ==
+        "agent");
     CHECK(with_agent.command("gpu-wake").status == 0);
     check_intact(with_agent, piece);
     const auto unknown = run({{command_file("gpu-sleep"), "some-name", "--engine", "driver"}});
@@ -118,15 +104,14 @@ TEST_CASE("Driver engine: only the owner of a process and root may", "[driver_en
     auto launch = machine.launch("sleep");
     launch.command.insert(launch.command.begin(),
                           {"setpriv", "--reuid", std::to_string(k_other_user), "--clear-groups"});
-    const auto refused = run(launch);
-    CHECK(refused.status == 5);
+    const auto refused = ended(run(launch), 5);
     machine.expect_awake();
 }
 
 TEST_CASE("Driver engine: a process that uses no GPU, or has ended", "[driver_engine]") {
     Machine machine;
-    const auto unused = run({{command_file("gpu-sleep"), std::to_string(::getpid()), "--engine", "driver"}});
-    CHECK(unused.status == 3);
+    const auto unused =
+        ended(run({{command_file("gpu-sleep"), std::to_string(::getpid()), "--engine", "driver"}}), 3);
     REQUIRE(machine.command("sleep").status == 0);
     const auto note = machine.record();
     machine.host.process().signal(SIGTERM);
@@ -166,9 +151,7 @@ TEST_CASE("Driver engine: processes without an agent are listed, as the driver s
     const auto why =
         run({{command_file("gpu-reclaim"), "--why", "--json"}, machine.launch("gpu-ps").environment});
     CHECK_THAT(listed(why, "reason"), mentions("--engine driver"));
-    const auto one = machine.command("gpu-ps");
-    CHECK(one.status == 0);
-    CHECK(one.json("/processes/0/state") == "awake");
+    CHECK(ended(machine.command("gpu-ps")).json("/processes/0/state") == "awake");
     REQUIRE(machine.command("sleep").status == 0);
     const auto asleep = all();
     CHECK(listed(asleep, "state") == "asleep");

@@ -42,15 +42,12 @@ class Captured : public Host {
 public:
     explicit Captured(const Way& way, Arguments variables = {})
         : Host(captured_launch(way, std::move(variables))) {}
-    Captured(const Captured&) = delete;
-    Captured& operator=(const Captured&) = delete;
     ~Captured();
 };
 
 /// One of its memories.
 struct Piece {
-    std::string number;
-    std::string address;
+    std::string number, address;
     std::string hash; ///< of the random bytes in it
 };
 

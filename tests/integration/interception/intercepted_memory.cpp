@@ -108,16 +108,11 @@ Result<void> allocate_segments(Memory& memory) {
     const bool alias = memory.kind == "alias";
     const auto one = round_up(memory.bytes, 2 * k_MiB);
     const bool on_host = memory.kind == "host_shared";
-    auto made = memory.kind == "shared" || on_host ? make_shareable(memory.bytes, on_host)
-                : alias                            ? make_segments(one, one, one)
-                                                   : make_segments(mapped, handle_bytes, reserved);
-    if (!made) return made.error();
-    memory.segments = *std::move(made);
+    memory.segments = GPU_SLEEP_TRY(memory.kind == "shared" || on_host ? make_shareable(memory.bytes, on_host)
+                                    : alias                            ? make_segments(one, one, one)
+                                            : make_segments(mapped, handle_bytes, reserved));
     memory.address = memory.segments.begin;
-    if (!alias) return {};
-    auto second = map_again(memory.segments);
-    if (!second) return second.error();
-    memory.second = *std::move(second);
+    if (alias) memory.second = GPU_SLEEP_TRY(map_again(memory.segments));
     return {};
 }
 

@@ -28,8 +28,7 @@ inline int chosen_gpu() {
 /// A reservation with memory mapped side by side, as the program's own VMM calls made it.
 struct Segments {
     CUdeviceptr begin = 0;
-    std::size_t reserved = 0;
-    std::size_t handle_bytes = 0;
+    std::size_t reserved = 0, handle_bytes = 0;
     std::vector<CUmemGenericAllocationHandle> handles;
     bool has_handles = true; ///< they are not yet released
 };

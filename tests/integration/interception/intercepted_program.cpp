@@ -20,7 +20,6 @@
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
-#include <random>
 #include <stop_token>
 #include <system_error>
 #include <thread>
@@ -35,9 +34,7 @@ struct Program {
     CUstream capture = nullptr; ///< captured in
     CUmodule module = nullptr;
     CUgraphExec graph = nullptr;
-    std::deque<Memory> memories;     ///< a freed one keeps its number and has no address
-    std::vector<std::string> served; ///< what each held when it was filled, by do_serve() or since
-    std::mt19937_64 random;
+    std::deque<Memory> memories; ///< a freed one keeps its number and has no address
 };
 
 Program& program() {
@@ -89,58 +86,19 @@ Answer hash_of(const Memory& which) {
 Answer do_allocate(Words& words) {
     GPU_SLEEP_TRY(start());
     const auto kind = next<std::string>(words);
-    auto made = allocate(kind, next<std::size_t>(words), program().stream);
-    if (!made) return made.error();
-    program().memories.push_back(*std::move(made));
+    program().memories.push_back(GPU_SLEEP_TRY(allocate(kind, next<std::size_t>(words), program().stream)));
     return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
 }
 
-/// Random bytes, by a kernel, or by a copy into an array; then the hash.
-Answer fill(const Memory& which, std::uint64_t seed) {
+/// fill NUMBER SEED: random bytes, by a kernel, or by a copy into an array; then the hash
+Answer do_fill(Memory& which, Words& words) {
+    const auto seed = next<std::uint64_t>(words);
     const auto count = std::uint64_t{which.bytes / sizeof(std::uint64_t)};
     if (which.array)
         GPU_SLEEP_TRY(fill_array(which, seed));
     else
         GPU_SLEEP_TRY(launch(program().module, k_noise_kernel, program().stream, which.address, count, seed));
     return hash_of(which);
-}
-
-/// fill NUMBER SEED
-Answer do_fill(Memory& which, Words& words) {
-    return fill(which, next<std::uint64_t>(words));
-}
-
-/// serve COUNT BYTES SEED: fills so many memories; from then on it answers `work`
-Answer do_serve(Words& words) {
-    GPU_SLEEP_TRY(start());
-    auto& all = program();
-    const auto count = next<std::size_t>(words);
-    const auto bytes = next<std::size_t>(words);
-    all.random.seed(next<std::uint64_t>(words));
-    while (all.served.size() < count) {
-        auto made = allocate("plain", bytes, all.stream);
-        if (!made) return made.error();
-        all.memories.push_back(*std::move(made));
-        auto hash = fill(all.memories.back(), all.random());
-        if (!hash) return hash;
-        all.served.push_back(*std::move(hash));
-    }
-    return std::string();
-}
-
-/// work: compares all that it serves, and fills one anew
-Answer do_work(Words&) {
-    auto& all = program();
-    for (std::size_t i = 0; i < all.served.size(); ++i) {
-        auto hash = hash_of(all.memories[i]);
-        if (!hash) return hash;
-        if (*hash != all.served[i]) return make_error(ErrorCode::damaged, "memory {} is another", i);
-    }
-    const auto anew = all.random() % all.served.size();
-    auto hash = fill(all.memories[anew], all.random());
-    if (!hash) return hash;
-    all.served[anew] = *std::move(hash);
-    return std::string();
 }
 
 /// launch NUMBER INCREMENT: adds it to every 32-bit word, by a kernel; then the hash
@@ -295,9 +253,8 @@ Answer do_import(Words& words) {
     const auto path = next<std::string>(words);
     const auto bytes = next<std::size_t>(words);
     int kept = -1;
-    auto made = import_memory(path, bytes, next<std::string>(words) == "keep" ? &kept : nullptr);
-    if (!made) return made.error();
-    program().memories.push_back(*std::move(made));
+    auto* const keeps = next<std::string>(words) == "keep" ? &kept : nullptr;
+    program().memories.push_back(GPU_SLEEP_TRY(import_memory(path, bytes, keeps)));
     return fmt::format("{} {:#x} {}", program().memories.size() - 1, program().memories.back().address, kept);
 }
 
@@ -508,16 +465,16 @@ Answer do_told(Words&) {
 
 /// faults: "ILLEGAL BROKEN", what the driver was asked to do wrong
 Answer do_faults(Words&) {
-    const auto counts = control().fault_counts();
+    const auto counts = GPU_SLEEP_TEST_CONTROL(sim_fault_counts)();
     return fmt::format("{} {}", counts.illegal_accesses, counts.broken_captures);
 }
 
 /// fail [NTH]: that call of the driver fails from now on, once, or none; "FAILED", how many have so far
 Answer do_fail(Words& words) {
-    control().clear();
+    GPU_SLEEP_TEST_CONTROL(sim_clear)();
     if (const auto nth = next<std::uint64_t>(words, 0); nth != 0)
-        control().fail("*", nth, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-    return std::to_string(control().fault_counts().injected_failures);
+        GPU_SLEEP_TEST_CONTROL(sim_fail)("*", nth, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    return std::to_string(GPU_SLEEP_TEST_CONTROL(sim_fault_counts)().injected_failures);
 }
 
 /// second_gpu: begins to use another
@@ -536,8 +493,6 @@ const Commands& commands() {
          }},
         {"alloc", do_allocate},
         {"fill", about(memory, do_fill)},
-        {"serve", do_serve},
-        {"work", do_work},
         {"hash", about(memory, [](Memory& which, Words&) { return hash_of(which); })},
         {"launch", about(memory, do_launch)},
         {"copy", about_two(memory, do_copy)},
@@ -583,7 +538,8 @@ const Commands& commands() {
         {"faults", do_faults},
         {"fail", do_fail},
         {"second_gpu", do_second_gpu},
-        {"free_bytes", [](Words&) { return Answer(std::to_string(control().free_bytes(0))); }},
+        {"free_bytes",
+         [](Words&) { return Answer(std::to_string(GPU_SLEEP_TEST_CONTROL(sim_free_bytes)(0))); }},
         {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
     };

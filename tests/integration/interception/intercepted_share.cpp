@@ -5,12 +5,12 @@
 #include "intercepted_share.hpp"
 
 #include "base/fd.hpp"
+#include "support/descriptor_message.hpp"
 
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -18,21 +18,6 @@
 
 namespace gpu_sleep::test {
 namespace {
-
-/// Room for the one descriptor that goes along with a byte. Source: unix(7), SCM_RIGHTS.
-struct Message {
-    char byte = 0;
-    iovec part{&byte, 1};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
-    msghdr header{};
-
-    Message() noexcept {
-        header.msg_iov = &part;
-        header.msg_iovlen = 1;
-        header.msg_control = room.data();
-        header.msg_controllen = room.size();
-    }
-};
 
 Result<sockaddr_un> address_of(const std::string& path) {
     sockaddr_un address{};
@@ -49,42 +34,32 @@ Error failure(const char* call, const std::string& path) {
 
 Result<void> send_descriptor(int descriptor, const std::string& path) {
     constexpr int k_tries = 1000;
-    const auto address = address_of(path);
-    if (!address) return address.error();
+    const auto address = GPU_SLEEP_TRY(address_of(path));
     const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const auto* const to = reinterpret_cast<const sockaddr*>(&*address);
-    for (int i = 0; ::connect(socket.get(), to, sizeof *address) != 0; ++i) {
+    const auto* const to = reinterpret_cast<const sockaddr*>(&address);
+    for (int i = 0; ::connect(socket.get(), to, sizeof address) != 0; ++i) {
         if (i == k_tries) return failure("connect", path);
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    Message message;
-    auto* const control = CMSG_FIRSTHDR(&message.header);
-    control->cmsg_level = SOL_SOCKET;
-    control->cmsg_type = SCM_RIGHTS;
-    control->cmsg_len = CMSG_LEN(sizeof descriptor);
-    std::memcpy(CMSG_DATA(control), &descriptor, sizeof descriptor);
+    const DescriptorMessage message(descriptor);
     if (::sendmsg(socket.get(), &message.header, MSG_NOSIGNAL) != 1) return failure("sendmsg", path);
     return {};
 }
 
 Result<UniqueFd> receive_descriptor(const std::string& path) {
-    const auto address = address_of(path);
-    if (!address) return address.error();
+    const auto address = GPU_SLEEP_TRY(address_of(path));
     const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0 ||
+    if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
         ::listen(listener.get(), 1) != 0)
         return failure("bind", path);
     const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     ::unlink(path.c_str());
-    Message message;
+    DescriptorMessage message;
     if (!socket || ::recvmsg(socket.get(), &message.header, MSG_CMSG_CLOEXEC) != 1)
         return failure("recvmsg", path);
-    const auto* const control = CMSG_FIRSTHDR(&message.header);
-    if (!control || control->cmsg_type != SCM_RIGHTS)
-        return make_error(ErrorCode::io_failed, "no descriptor came through {}", path);
-    int descriptor = -1;
-    std::memcpy(&descriptor, CMSG_DATA(control), sizeof descriptor);
-    return UniqueFd(descriptor);
+    auto descriptor = message.received();
+    if (!descriptor) return make_error(ErrorCode::io_failed, "no descriptor came through {}", path);
+    return descriptor;
 }
 
 std::function<CUresult()>& destroy_last() {
@@ -197,13 +172,12 @@ Result<int> export_memory(const Memory& memory, const std::string& path) {
 }
 
 Result<Memory> import_memory(const std::string& path, std::size_t bytes, int* kept) {
-    auto descriptor = receive_descriptor(path);
-    if (!descriptor) return descriptor.error();
+    auto descriptor = GPU_SLEEP_TRY(receive_descriptor(path));
     CUmemGenericAllocationHandle handle = 0;
     GPU_SLEEP_TEST_CALL(cuMemImportFromShareableHandle, &handle,
-                        reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor->get())),
+                        reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get())),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    if (kept) *kept = descriptor->release();
+    if (kept) *kept = descriptor.release();
     return map_handle(handle, bytes);
 }
 

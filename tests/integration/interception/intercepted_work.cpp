@@ -65,18 +65,19 @@ Result<std::string> hash_of_array(const Memory& which) {
 void write_noise(const sim_launch* launch, void** arguments) {
     const auto address = *static_cast<std::uint64_t*>(arguments[0]);
     const auto count = *static_cast<std::uint64_t*>(arguments[1]);
-    auto* const to =
-        static_cast<std::uint64_t*>(control().require_access(launch, address, count * sizeof count, 1));
+    auto* const to = static_cast<std::uint64_t*>(
+        GPU_SLEEP_TEST_CONTROL(sim_require_access)(launch, address, count * sizeof count, 1));
     const auto seed = *static_cast<std::uint64_t*>(arguments[2]);
     for (std::uint64_t i = 0; i < count; ++i) to[i] = noise_at(seed, i);
-    control().require_access(launch, address, count * sizeof count, 1); // still
+    GPU_SLEEP_TEST_CONTROL(sim_require_access)(launch, address, count * sizeof count, 1); // still
 }
 
 } // namespace
 
 void register_noise_kernel() {
     constexpr std::array<std::size_t, 3> k_parameters = {8, 8, 8};
-    control().register_kernel(k_noise_kernel, write_noise, k_parameters.data(), k_parameters.size());
+    GPU_SLEEP_TEST_CONTROL(sim_register_kernel)
+    (k_noise_kernel, write_noise, k_parameters.data(), k_parameters.size());
 }
 
 Result<void> fill_array(const Memory& which, std::uint64_t seed) {
@@ -88,15 +89,12 @@ Result<void> fill_array(const Memory& which, std::uint64_t seed) {
 
 Result<std::string> hash_of_contents(const Memory& which) {
     if (which.array) return hash_of_array(which);
-    const auto hash = hash_at(which.address, which.bytes);
-    if (!hash) return hash.error();
+    const auto hash = GPU_SLEEP_TRY(hash_at(which.address, which.bytes));
     if (which.second.begin != 0) {
-        const auto other = hash_at(which.second.begin, which.bytes);
-        if (!other) return other.error();
-        if (*other != *hash)
-            return make_error(ErrorCode::internal, "the second mapping shows something else");
+        const auto other = GPU_SLEEP_TRY(hash_at(which.second.begin, which.bytes));
+        if (other != hash) return make_error(ErrorCode::internal, "the second mapping shows something else");
     }
-    return fmt::format("{:016x}", *hash);
+    return fmt::format("{:016x}", hash);
 }
 
 } // namespace gpu_sleep::test

@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -22,8 +21,7 @@ TEST_CASE("IPC: another process opens intercepted memory, which stays while the 
     const auto way = GENERATE(k_linked, k_runtime);
     const auto bytes = GENERATE(k_piece_bytes, k_small);
     INFO(way.name << ", " << bytes << " bytes");
-    Captured giver(way);
-    Captured taker(way);
+    Captured giver(way), taker(way);
     auto private_to_giver = make_piece(giver, "plain", k_piece_bytes);
     const auto neighbour = make_piece(giver, "plain", bytes); // so that a small one is not the first
     auto given = make_piece(giver, "plain", bytes);
@@ -80,8 +78,7 @@ TEST_CASE("IPC: a process that is being put to sleep shares at once, and tells h
 }
 
 TEST_CASE("IPC: who opens memory of a process that is stopped waits until it goes on", "[ipc]") {
-    Captured giver(k_runtime);
-    Captured taker(k_runtime);
+    Captured giver(k_runtime), taker(k_runtime);
     taker.tell("start");
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
@@ -113,8 +110,7 @@ TEST_CASE("IPC: memory that stays from now on retains no host memory for a sleep
 }
 
 TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there", "[ipc]") {
-    Captured giver(k_runtime);
-    Captured taker(k_runtime);
+    Captured giver(k_runtime), taker(k_runtime);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
     const auto opened = open_piece(taker, handle, k_piece_bytes);
@@ -126,8 +122,7 @@ TEST_CASE("IPC: memory that is freed while it is open elsewhere is still there",
 }
 
 TEST_CASE("IPC: what is closed during a capture goes when that ends", "[ipc]") {
-    Captured giver(k_runtime);
-    Captured taker(k_runtime);
+    Captured giver(k_runtime), taker(k_runtime);
     giver.tell("start");
     const auto before = free_bytes(giver);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
@@ -147,9 +142,7 @@ TEST_CASE("IPC: what is closed during a capture goes when that ends", "[ipc]") {
 
 TEST_CASE("IPC: what is open outlives the process that shared it; nothing more of it can be opened",
           "[ipc]") {
-    Captured giver(k_runtime);
-    Captured taker(k_runtime);
-    Captured late(k_runtime);
+    Captured giver(k_runtime), taker(k_runtime), late(k_runtime);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);
     const auto opened = open_piece(taker, handle, k_piece_bytes);
@@ -162,8 +155,7 @@ TEST_CASE("IPC: what is open outlives the process that shared it; nothing more o
 }
 
 TEST_CASE("IPC: a sleeping allocation is shared once it is awake", "[ipc]") {
-    Captured giver(k_linked);
-    Captured taker(k_linked);
+    Captured giver(k_linked), taker(k_linked);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     REQUIRE(giver.command("gpu-sleep").status == 0);
     giver.process().send("share " + given.number);

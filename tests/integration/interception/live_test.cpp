@@ -4,7 +4,6 @@
 
 #include "deep_machine.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -41,17 +40,11 @@ TEST_CASE("Live: a program runs on from host memory, and its memory comes back",
         return answers;
     };
     const auto asked = queries();
-    const auto rehearsed = go_live(host, {"--dry-run"});
-    REQUIRE(rehearsed.status == 0);
-    CHECK_THAT(rehearsed.out, mentions("would move to host memory in about"));
+    CHECK_THAT(ended(go_live(host, {"--dry-run"})).out, mentions("would move to host memory in about"));
     CHECK(host_backed(host) == 0);
-    const auto moved = go_live(host);
-    INFO(moved.out);
-    REQUIRE(moved.status == 0);
-    CHECK(moved.json("/processes/0/report/changed") == "true");
+    CHECK(ended(go_live(host)).json("/processes/0/report/changed") == "true");
     CHECK(host.state() == "awake");
-    CHECK(host.report("gate/state") == "open");
-    CHECK(host.report("tags/0/resident_bytes") == "0");
+    CHECK(host.report("gate/state tags/0/resident_bytes") == "open 0");
     CHECK(host_backed(host) >= k_live_kinds.size() * k_piece_bytes);
     CHECK_THAT(host.command("gpu-ps").out, mentions("host (running)"));
     CHECK(free_bytes(host) + k_rounding >= empty);
@@ -61,8 +54,7 @@ TEST_CASE("Live: a program runs on from host memory, and its memory comes back",
     for (auto& piece : pieces) piece.hash = host.tell("launch " + piece.number + " 3");
     CHECK(go_live(host).json("/processes/0/report/changed") == "false");
 
-    const auto some = host.command("gpu-wake", {"--live-bytes", "1MiB", "--json"});
-    REQUIRE(some.status == 0);
+    const auto some = ended(host.command("gpu-wake", {"--live-bytes", "1MiB", "--json"}));
     CHECK(host.report("tags/0/resident_bytes") != "0");
     CHECK(host_backed(host) > 0);
     host.wake();
@@ -153,10 +145,9 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     for (const auto* tag : {"weights", "weights", "cache"})
         host.tell(fmt::format("alloc {} {} 0", tag, 2 * k_granule));
     const auto check_places = [&] {
-        CHECK(host.report("tags/0/host_backed_bytes") == "0");
-        CHECK(host.report("tags/1/tag") == "weights");
-        CHECK(host.report("tags/1/host_backed_bytes") == "4194304");
-        CHECK(host.report("tags/1/resident_bytes") == "4194304");
+        CHECK(host.report(
+                  "tags/0/host_backed_bytes tags/1/tag tags/1/host_backed_bytes tags/1/resident_bytes") ==
+              "0 weights 4194304 4194304");
     };
     check_places();
     host.check_unharmed();
@@ -164,8 +155,7 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     CHECK(host.report("woken_bytes") == "0"); // no measure: some was only mapped
 
     host.sleep(); // where it is
-    CHECK(host.report("host_bytes") == "12582912");
-    CHECK(host.report("unreleased_bytes") == "0");
+    CHECK(host.report("host_bytes unreleased_bytes") == "12582912 0");
     const Scratch scratch;
     const Arguments in_files{"--store", "weights=file", "--dir", scratch.file("sleep"), "--json"};
     host.tell(fmt::format("fail {} 1 999", GENERATE("cuEventCreate", "cuMemMap")));
@@ -173,8 +163,7 @@ TEST_CASE("Live: memory of the agent's own functions is placed by its tag", "[li
     INFO(moved.out);
     REQUIRE(moved.status == 0);
     CHECK_THAT(moved.out, mentions("memory that the GPU uses in host memory stays there: "));
-    CHECK(host.report("tags/1/in_files_bytes") == "4194304");
-    CHECK(host.report("host_bytes") == "8388608");
+    CHECK(host.report("tags/1/in_files_bytes host_bytes") == "4194304 8388608");
     REQUIRE(host.command("gpu-sleep", in_files).status == 0);
     CHECK(host.report("tags/1/in_files_bytes") == "8388608");
     host.wake_whole();
@@ -223,14 +212,10 @@ TEST_CASE("Live: a program whose threads end contexts moves all the same", "[liv
     std::vector<Piece> pieces;
     for (int i = 0; i < 2; ++i) pieces.push_back(make_piece(host, "plain", 8 * k_piece_bytes));
     host.tell("contexts 1000");
-    const auto moved = go_live(host);
-    INFO(moved.out);
-    REQUIRE(moved.status == 0);
-    CHECK_THAT(moved.out, !mentions("did not move"));
+    CHECK_THAT(ended(go_live(host)).out, !mentions("did not move"));
     CHECK(host.report("tags/0/resident_bytes") == "0");
-    const auto woken = host.command("gpu-wake", {"--json"});
-    REQUIRE(woken.status == 0);
-    CHECK(woken.json("/processes/0/report/devices/0/steps/await_host_seconds") == "0.0");
+    CHECK(ended(host.command("gpu-wake", {"--json"}))
+              .json("/processes/0/report/devices/0/steps/await_host_seconds") == "0.0");
     CHECK(host_backed(host) == 0);
     host.tell("contexts 0");
     for (const auto& piece : pieces) check_intact(host, piece);
@@ -239,19 +224,14 @@ TEST_CASE("Live: a program whose threads end contexts moves all the same", "[liv
 TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]") {
     Captured without(k_linked, {"GPU_SLEEP_SIM_HOST_NUMA=0"});
     const auto piece = make_piece(without, "plain", k_piece_bytes);
-    for (const auto& options : {Arguments{}, Arguments{"--dry-run"}}) {
-        const auto refused = go_live(without, options);
-        CHECK(refused.status == 1);
-        CHECK_THAT(refused.out, mentions("cannot map host memory"));
-    }
+    for (const auto& options : {Arguments{}, Arguments{"--dry-run"}})
+        CHECK_THAT(ended(go_live(without, options), 1).out, mentions("cannot map host memory"));
     CHECK(host_backed(without) == 0);
     check_intact(without, piece);
 
     Captured poor(k_linked, {"GPU_SLEEP_HOST_BUDGET=" + std::to_string(k_piece_bytes)});
     const auto large = make_piece(poor, "plain", 2 * k_piece_bytes);
-    const auto too_much = go_live(poor);
-    CHECK(too_much.status == 8);
-    CHECK(too_much.json(k_code_of_error) == "out_of_host_memory");
+    CHECK(ended(go_live(poor), 8).json(k_code_of_error) == "out_of_host_memory");
     CHECK(host_backed(poor) == 0);
     check_intact(poor, large);
 
@@ -273,8 +253,7 @@ TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]"
 }
 
 TEST_CASE("Live: what runs from host memory is shared as it is, and stays there", "[live]") {
-    Captured giver(k_linked);
-    Captured taker(k_linked);
+    Captured giver(k_linked), taker(k_linked);
     auto given = make_piece(giver, "plain", k_piece_bytes);
     REQUIRE(go_live(giver).status == 0);
     const auto opened =
@@ -295,8 +274,7 @@ TEST_CASE("Live: what a network card may reach stays on the GPU", "[live]") {
     const auto other = make_piece(host, "plain", k_piece_bytes);
     host.tell("synchronous " + piece.number);
     REQUIRE(go_live(host).status == 0);
-    CHECK(host.report("tags/0/resident_bytes") == "0");
-    CHECK(host.report("residual/0/kind") == "virtual");
+    CHECK(host.report("tags/0/resident_bytes residual/0/kind") == "0 virtual");
     for (const auto& each : {piece, other}) check_intact(host, each);
 }
 
@@ -364,9 +342,7 @@ TEST_CASE("Live: a program may fork, run another program or end amid a move", "[
 TEST_CASE("Live: work that never ends is not waited for, and nothing moves", "[live]") {
     LoadedHost host(captured());
     host.tell("spin 60000");
-    const auto moved = go_live(host);
-    CHECK(moved.status == 4);
-    CHECK(moved.json(k_code_of_error) == "timed_out");
+    CHECK(ended(go_live(host), 4).json(k_code_of_error) == "timed_out");
     CHECK(host_backed(host) == 0);
     CHECK(host.state() == "awake");
     CHECK(host.report("gate/state") == "open");
@@ -377,17 +353,14 @@ TEST_CASE("Live: when memory for the next piece cannot be made, what has moved s
     LoadedHost host(captured({"GPU_SLEEP_SIM_DEVICES=2"}));
     host.tell("alloc weights 4194304 1"); // of another device: a piece of its own
     host.tell("fail cuMemCreate 2 999");
-    const auto moved = go_live(host);
-    CHECK(moved.status == 1);
+    const auto moved = ended(go_live(host), 1);
     CHECK_THAT(moved.out, mentions("before that, 4.00 MiB moved to host memory, and stay there"));
-    CHECK(host.report("tags/0/host_backed_bytes") == "4194304");
-    CHECK(host.report("tags/1/host_backed_bytes") == "0");
+    CHECK(host.report("tags/0/host_backed_bytes tags/1/host_backed_bytes") == "4194304 0");
     host.check_whole();
     REQUIRE(go_live(host).status == 0);
     host.tell("fail cuMemCreate 2 999"); // on the way back
     CHECK(host.command("gpu-wake").status == 1);
-    CHECK(host.report("tags/0/host_backed_bytes") == "0");
-    CHECK(host.report("tags/1/host_backed_bytes") == "4194304");
+    CHECK(host.report("tags/0/host_backed_bytes tags/1/host_backed_bytes") == "0 4194304");
     host.check_whole();
     REQUIRE(go_live(host).status == 0);
     host.wake(); // in two pieces

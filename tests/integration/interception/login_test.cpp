@@ -7,7 +7,6 @@
 #include "support/other_user.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -169,10 +168,7 @@ TEST_CASE("Login: programs with a sanitizer in them run as they would", "[login]
     if (run({{"cc", "-w", "-O0", "-fsanitize=" + sanitizer, "-o", program, scratch.file("a.c")}}).status != 0)
         return skip("the compiler has no such sanitizer");
     const Arguments variables{"LD_PRELOAD=" + login_library(), "GPU_SLEEP_CAPTURE=1"};
-    const auto right = run({{"setarch", "-R", program}, variables});
-    INFO(right.err);
-    CHECK(right.status == 7);
-    CHECK(right.err.empty());
+    CHECK(ended(run({{"setarch", "-R", program}, variables}), 7).err.empty());
     if (sanitizer != "address") return;
     CHECK_THAT(run({{"setarch", "-R", program, "1"}, variables}).err, mentions("heap-use-after-free"));
 }
@@ -291,8 +287,7 @@ TEST_CASE("Login: enabling is idempotent, and disabling restores every byte", "[
     REQUIRE(::chmod((path / "tools/bin/jupyter").c_str(), 0755) == 0);
     const auto search_path = "PATH=" + (path / "tools/bin").native() + ":/usr/bin:/bin"; // the first counts
     const auto before = tree_of(path);
-    const auto told = home.command({"gpu-enable", "user"}, {venv, search_path});
-    REQUIRE(told.status == 0);
+    const auto told = ended(home.command({"gpu-enable", "user"}, {venv, search_path}));
     CHECK(told.out.ends_with("\nundo: gpu-enable user --off\n"
                              "programs that are already running have no agent until you restart them\n"));
     const auto once = tree_of(path);
@@ -366,15 +361,13 @@ TEST_CASE("Login: the machine's files are read by shells and by systemd", "[logi
     const Scratch image;
     write(image.path() / "usr/share/jupyter/kernels/python3/kernel.json", k_kernel);
     const auto before = tree_of(image.path());
-    const auto done = run({{command_file("gpu-enable"), "machine", "--root", image.path().native()}});
-    REQUIRE(succeeded(done));
+    const auto done = ended(run({{command_file("gpu-enable"), "machine", "--root", image.path().native()}}));
     CHECK_THAT(content_of(image.path() / "usr/share/jupyter/kernels/python3/kernel.json"),
                mentions(login_library()));
     CHECK_THAT(done.out, mentions("kernels/python3/kernel.json\n") && mentions("c.Spawner.cmd") &&
                              mentions("lacks " + login_library()));
     const auto variables = [&](const std::string& script, const Arguments& given = {}) {
-        auto output = run({{"/bin/sh", "-c", script}, given, false});
-        CHECK(output.status == 0);
+        auto output = ended(run({{"/bin/sh", "-c", script}, given, false}));
         CHECK(output.err.empty());
         return output.out;
     };

@@ -7,7 +7,6 @@
 
 #include "support/catch.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -29,8 +28,7 @@ TEST_CASE("Unknown call: a look-up is none, and a call is named and makes a slee
     piece.hash = host.tell("submit 0");
     CHECK(host.tell("submit 0") == piece.hash); // the second call, which goes straight on
     const auto before = free_bytes(host);
-    const auto refused = host.command("gpu-sleep");
-    CHECK(refused.status == 1);
+    const auto refused = ended(host.command("gpu-sleep"), 1);
     CHECK_THAT(refused.err, mentions(k_called));
     CHECK(host.state() == "awake");
     CHECK(free_bytes(host) == before);

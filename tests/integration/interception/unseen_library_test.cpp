@@ -7,7 +7,6 @@
 #include "support/catch.hpp"
 #include "support/tree.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
@@ -33,21 +32,18 @@ TEST_CASE("Unseen library: a sleep refuses and says why; forced, it goes on", "[
     CHECK_THAT(host.command("gpu-sleep", {"--dry-run"}).out, !mentions("cannot see"));
     host.tell(k_load + how);
 
-    const auto refused = host.command("gpu-sleep");
-    CHECK(refused.status == 1);
+    const auto refused = ended(host.command("gpu-sleep"), 1);
     CHECK_THAT(refused.err, mentions(k_named));
     CHECK(host.state() == "awake");
     CHECK(free_bytes(host) == before);
     check_intact(host, piece);
 
-    const auto tried = host.command("gpu-sleep", {"--dry-run"});
-    CHECK(tried.status == 1);
-    CHECK_THAT(tried.out, mentions(k_named + "; refused without --force"));
+    CHECK_THAT(ended(host.command("gpu-sleep", {"--dry-run"}), 1).out,
+               mentions(k_named + "; refused without --force"));
     CHECK_THAT(host.command("gpu-ps").out, mentions(k_named));
 
-    const auto forced = host.command("gpu-sleep", {"--force"});
-    REQUIRE(succeeded(forced));
-    CHECK_THAT(forced.out, mentions(k_named + "; its work is not held back"));
+    CHECK_THAT(ended(host.command("gpu-sleep", {"--force"})).out,
+               mentions(k_named + "; its work is not held back"));
     CHECK(host.state() == "asleep");
     CHECK(free_bytes(host) > before);
     CHECK(host.command("gpu-sleep").status == 0); // it is asleep already

@@ -116,8 +116,7 @@ TEST_CASE("Lifetimes: a capture begins while a free waits for the device, and is
         std::async(std::launch::async, [&] { return enters() && cuMemFree(address) == CUDA_SUCCESS; });
     CHECK(frees.wait_for(k_moment) == std::future_status::timeout);
     CUgraph graph = nullptr;
-    std::promise<void> has_begun;
-    std::promise<void> is_free;
+    std::promise<void> has_begun, is_free;
     auto captures = std::async(std::launch::async, [&] {
         const bool begins =
             enters() && cuStreamBeginCapture(captured, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS;
@@ -145,8 +144,7 @@ TEST_CASE("Lifetimes: memory that is freed amid a capture can be had again when 
     auto* const captured = make_stream();
     const auto most = sim_free_bytes(0) / 3 * 2;
     const auto take_most = [&](CUdeviceptr& address) { return cuMemAlloc(&address, most); };
-    CUdeviceptr first = 0;
-    CUdeviceptr second = 0;
+    CUdeviceptr first = 0, second = 0;
     REQUIRE(take_most(first) == CUDA_SUCCESS);
     const Gate gate(busy);
     REQUIRE(launch(kernel("sim_fill"), busy, first, std::uint64_t{1024}, 7U) == CUDA_SUCCESS);

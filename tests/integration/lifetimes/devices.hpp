@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 namespace gpu_sleep::test {
@@ -36,7 +37,7 @@ inline bool await_call(const char* name, std::uint64_t calls) {
 }
 
 /// Both devices' primary contexts; the first's is current. What a test leaves in pools goes with its end.
-class Devices {
+class Devices : NotCopied {
 public:
     Devices() {
         // Where nothing is intercepted a free waits for work of the test that frees, for ever.
@@ -47,8 +48,6 @@ public:
         REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
         sim_reset_counts();
     }
-    Devices(const Devices&) = delete;
-    Devices& operator=(const Devices&) = delete;
     ~Devices() {
         for (CUdevice device = 0; device < 2; ++device) {
             cuCtxSetCurrent(contexts[device]);

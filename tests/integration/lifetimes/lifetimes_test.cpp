@@ -95,8 +95,7 @@ TEST_CASE_METHOD(Devices,
 TEST_CASE_METHOD(Devices, "Lifetimes: what a pool gave outlives it", "[lifetimes]") {
     auto* const pool = make_pool();
     const auto stream = make_stream();
-    CUdeviceptr first = 0;
-    CUdeviceptr second = 0;
+    CUdeviceptr first = 0, second = 0;
     REQUIRE(cuMemAllocFromPoolAsync(&first, k_bytes, pool, stream) == CUDA_SUCCESS);
     REQUIRE(cuMemAllocFromPoolAsync(&second, k_bytes, pool, stream) == CUDA_SUCCESS);
     const Gate gate(stream);

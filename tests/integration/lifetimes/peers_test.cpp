@@ -3,6 +3,7 @@
 // Copies between the intercepted memory of two devices.
 
 #include "devices.hpp"
+#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 
@@ -49,13 +50,11 @@ CUgraphNodeParams node_of(const CUDA_MEMCPY3D& copy, CUcontext context) {
 }
 
 /// A graph of one copy, of memory of the first device's until it is told of other.
-struct CopyGraph {
+struct CopyGraph : NotCopied {
     CUgraph graph = nullptr;
     CUgraphNode node = nullptr;
 
     CopyGraph() { REQUIRE(cuGraphCreate(&graph, 0) == CUDA_SUCCESS); }
-    CopyGraph(const CopyGraph&) = delete;
-    CopyGraph& operator=(const CopyGraph&) = delete;
     ~CopyGraph() { CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS); }
 
     void add(const CUDA_MEMCPY3D& copy, CUcontext context) {

@@ -42,8 +42,7 @@ constinit Short g_short{};                 ///< of the threads that have the nam
 constinit const char* g_threads = nullptr; ///< which is this
 
 struct Library {
-    std::uintptr_t begin = UINTPTR_MAX;
-    std::uintptr_t end = 0;
+    std::uintptr_t begin = UINTPTR_MAX, end = 0;
 };
 
 Library find_agent() noexcept {

@@ -4,18 +4,18 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
+
 namespace gpu_sleep::test {
 
 /// While it lives, what the agent allocates on this thread, or on all those of a name, fails once: after so
 /// many that succeed. Or fails from then on.
-class ShortMemory {
+class ShortMemory : NotCopied {
 public:
     enum class How : int { once, lasting };
 
     ShortMemory(long succeed, How how, const char* threads = nullptr) noexcept;
     ~ShortMemory();
-    ShortMemory(const ShortMemory&) = delete;
-    ShortMemory& operator=(const ShortMemory&) = delete;
 
     /// Whether anything has failed.
     [[nodiscard]] static bool has_failed() noexcept;

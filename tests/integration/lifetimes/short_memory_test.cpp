@@ -39,6 +39,11 @@ void sweep(const std::function<std::function<bool()>()>& prepare, const std::fun
     }
 }
 
+/// The same of one that needs nothing to be prepared.
+void sweep_each(const std::function<bool()>& body, const std::function<void()>& settle) {
+    sweep([&] { return body; }, settle);
+}
+
 /// What waits is freed with the next.
 void check_all_is_freed() {
     CHECK(cuMemFree(allocate(k_bytes)) == CUDA_SUCCESS);
@@ -108,8 +113,7 @@ TEST_CASE_METHOD(OnStream,
                  "[short_memory]") {
     const auto other = make_stream();
     const auto fill = kernel("sim_fill");
-    CUdeviceptr block = 0;
-    CUdeviceptr again = 0;
+    CUdeviceptr block = 0, again = 0;
     std::optional<Gate> gate;
     sweep(
         [&] {
@@ -206,8 +210,7 @@ TEST_CASE_METHOD(Devices, "Short memory: an allocation is made so that it can sl
     CUdeviceptr address = 0;
     CUresult status = CUDA_SUCCESS;
     std::uint64_t before = 0;
-    int count = 0;
-    int refused = 0;
+    int count = 0, refused = 0;
     sweep(
         [&] {
             const auto tag = has_new_tag ? "tag" + std::to_string(++count) : "tag";
@@ -236,13 +239,11 @@ TEST_CASE_METHOD(Devices, "Short memory: a program maps memory of its own, or ha
     CUmemGenericAllocationHandle handle = 0;
     auto created = CUDA_SUCCESS;
     auto mapped = CUDA_SUCCESS;
-    sweep(
+    sweep_each(
         [&] {
-            return [&] {
-                created = cuMemCreate(&handle, k_bytes, &properties, 0);
-                mapped = created == CUDA_SUCCESS ? cuMemMap(place, k_bytes, 0, handle, 0) : created;
-                return true;
-            };
+            created = cuMemCreate(&handle, k_bytes, &properties, 0);
+            mapped = created == CUDA_SUCCESS ? cuMemMap(place, k_bytes, 0, handle, 0) : created;
+            return true;
         },
         [&] {
             if (mapped == CUDA_SUCCESS) CHECK(cuMemUnmap(place, k_bytes) == CUDA_SUCCESS);
@@ -295,12 +296,10 @@ TEST_CASE("Short memory: a context ends, and its memory with it, or stays", "[sh
 TEST_CASE_METHOD(Devices, "Short memory: a green context begins, and ends", "[short_memory]") {
     CUgreenCtx green = nullptr;
     auto status = CUDA_SUCCESS;
-    sweep(
+    sweep_each(
         [&] {
-            return [&] {
-                status = cuGreenCtxCreate(&green, nullptr, 1, CU_GREEN_CTX_DEFAULT_STREAM);
-                return status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY;
-            };
+            status = cuGreenCtxCreate(&green, nullptr, 1, CU_GREEN_CTX_DEFAULT_STREAM);
+            return status == CUDA_SUCCESS || status == CUDA_ERROR_OUT_OF_MEMORY;
         },
         [&] {
             if (status != CUDA_SUCCESS) return;
@@ -322,12 +321,10 @@ TEST_CASE("Short memory: a context is made so that a sleep waits for its work, o
     CUcontext context = nullptr;
     CUctxCreateParams parameters{};
     auto status = CUDA_SUCCESS;
-    sweep(
+    sweep_each(
         [&] {
-            return [&] {
-                status = cuCtxCreate(&context, &parameters, 0, 0);
-                return true;
-            };
+            status = cuCtxCreate(&context, &parameters, 0, 0);
+            return true;
         },
         [&] {
             if (status != CUDA_SUCCESS) return;
@@ -347,12 +344,10 @@ TEST_CASE_METHOD(OnStream, "Short memory: a capture begins so that a free does n
                  "[short_memory]") {
     CUgraph graph = nullptr;
     auto status = CUDA_SUCCESS;
-    sweep(
+    sweep_each(
         [&] {
-            return [&] {
-                status = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
-                return true;
-            };
+            status = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+            return true;
         },
         [&] {
             CHECK(cuMemFree(allocate(k_bytes)) == CUDA_SUCCESS);

@@ -6,6 +6,7 @@
 #include "devices.hpp"
 #include "short_memory.hpp"
 #include "support/callbacks.hpp"
+#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 
@@ -16,7 +17,7 @@ constexpr std::size_t k_each = std::size_t{2}
 constexpr const char* k_operations = "gpu-sleep-work"; ///< what follows says how the process stands
 
 /// Memory under three tags, one of which is dropped, and callbacks that count.
-class Program {
+class Program : NotCopied {
 public:
     Program() {
         for (const auto* tag : {"a", "b", "c"}) {
@@ -28,8 +29,6 @@ public:
         callbacks_.emplace([this](const gpu_sleep_event*) { return ++prepared, 0; },
                            [this](const gpu_sleep_event*) { return ++resumed, 0; });
     }
-    Program(const Program&) = delete;
-    Program& operator=(const Program&) = delete;
     ~Program() {
         for (auto* const memory : memory_) CHECK(gpu_sleep_free(memory) == GPU_SLEEP_OK);
     }
@@ -43,8 +42,7 @@ public:
     }
     [[nodiscard]] std::size_t bytes() const { return memory_.size() * k_each; }
 
-    int prepared = 0;
-    int resumed = 0;
+    int prepared = 0, resumed = 0;
 
 private:
     [[nodiscard]] CUdeviceptr address(std::size_t i) const {

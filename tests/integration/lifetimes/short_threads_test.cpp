@@ -5,13 +5,14 @@
 #include "devices.hpp"
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/failing_call.hpp"
+#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 
 namespace {
 
 /// What is written to standard error while it lives.
-class StandardError {
+class StandardError : NotCopied {
 public:
     StandardError() : before_(::dup(STDERR_FILENO)), file_(::memfd_create("errors", 0)) {
         // For writing alone: the agent writes to nothing that may be a database.
@@ -20,8 +21,6 @@ public:
         ::dup2(written, STDERR_FILENO);
         ::close(written);
     }
-    StandardError(const StandardError&) = delete;
-    StandardError& operator=(const StandardError&) = delete;
     ~StandardError() {
         ::dup2(before_, STDERR_FILENO);
         ::close(before_);
@@ -34,8 +33,7 @@ public:
     }
 
 private:
-    int before_;
-    int file_;
+    int before_, file_;
 };
 
 } // namespace

@@ -5,6 +5,7 @@
 
 #include "../interception/routines.hpp"
 #include "safety_driver.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <dlfcn.h>
@@ -29,10 +30,8 @@ namespace gpu_sleep::test {
 namespace {
 
 /// Frees and touches when it is destroyed.
-struct UsesCudaAtItsEnd {
+struct UsesCudaAtItsEnd : NotCopied {
     explicit UsesCudaAtItsEnd(const char* its_name) : name(its_name) {}
-    UsesCudaAtItsEnd(const UsesCudaAtItsEnd&) = delete;
-    UsesCudaAtItsEnd& operator=(const UsesCudaAtItsEnd&) = delete;
     ~UsesCudaAtItsEnd() {
         if (!kept) return;
         const int touched = touch(kept);
@@ -40,8 +39,7 @@ struct UsesCudaAtItsEnd {
         std::printf("%s %s %s\n", name, touched == 0 ? "touched" : "refused", freed == 0 ? "freed" : "kept");
     }
     const char* name;
-    CUdeviceptr kept = 0;
-    CUdeviceptr given = 0;
+    CUdeviceptr kept = 0, given = 0;
 };
 
 UsesCudaAtItsEnd g_early("global");
@@ -376,10 +374,8 @@ int start_with_library(const std::string& file) {
 }
 
 /// Frees the program's own virtual memory when it is destroyed, and says what that returned.
-struct OwnMapping {
+struct OwnMapping : NotCopied {
     OwnMapping() = default;
-    OwnMapping(const OwnMapping&) = delete;
-    OwnMapping& operator=(const OwnMapping&) = delete;
     ~OwnMapping() {
         if (address == 0) return;
         const int unmapped = cuMemUnmap(address, k_bytes);

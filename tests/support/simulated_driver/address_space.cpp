@@ -4,6 +4,8 @@
 
 #include "support/simulated_driver/address_space.hpp"
 
+#include "support/simulated_driver/tries.hpp"
+
 #include "base/units.hpp"
 
 #include <sys/mman.h>
@@ -121,7 +123,7 @@ CUresult AddressSpace::map(std::uint64_t begin, std::shared_ptr<Physical> memory
 CUresult AddressSpace::place(std::shared_ptr<Physical> memory, Origin origin, int device,
                              std::uint64_t& begin) {
     const auto bytes = memory->bytes();
-    if (const auto status = reserve(bytes, k_page, 0, origin, begin); status != CUDA_SUCCESS) return status;
+    SIM_TRY(reserve(bytes, k_page, 0, origin, begin));
     auto status = map(begin, std::move(memory), origin);
     if (status == CUDA_SUCCESS)
         status = set_access(begin, bytes, std::uint32_t{1} << device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -217,8 +219,7 @@ CUresult AddressSpace::set_access(std::uint64_t begin, std::uint64_t bytes, std:
         while (next != hole && protection_of(next->second) == wanted &&
                next->second.protection == it->second.protection)
             ++next;
-        if (it->second.protection != wanted)
-            if (const auto status = show(it, next, wanted); status != CUDA_SUCCESS) return status;
+        if (it->second.protection != wanted) SIM_TRY(show(it, next, wanted));
         it = next;
     }
     return CUDA_SUCCESS;
@@ -227,8 +228,7 @@ CUresult AddressSpace::set_access(std::uint64_t begin, std::uint64_t bytes, std:
 CUresult AddressSpace::remap(const Physical& memory) {
     for (auto it = mappings_.begin(); it != mappings_.end(); ++it) {
         if (it->second.memory.get() != &memory || it->second.protection == PROT_NONE) continue;
-        if (const auto status = show(it, std::next(it), it->second.protection); status != CUDA_SUCCESS)
-            return status;
+        SIM_TRY(show(it, std::next(it), it->second.protection));
     }
     return CUDA_SUCCESS;
 }

@@ -38,8 +38,7 @@ enum class Origin : std::uint8_t { program, plain, managed, pool };
 
 /// Memory of one allocation, shown at an address.
 struct Mapping {
-    std::uint64_t begin = 0;
-    std::uint64_t bytes = 0;
+    std::uint64_t begin = 0, bytes = 0;
     std::shared_ptr<Physical> memory;
     Generation since = 0;
     std::uint32_t readers = 0; ///< one bit for each device
@@ -52,9 +51,7 @@ struct Mapping {
 };
 
 struct SpaceTotals {
-    std::uint64_t reservations = 0;
-    std::uint64_t mappings = 0;
-    std::uint64_t mapped_bytes = 0;
+    std::uint64_t reservations = 0, mappings = 0, mapped_bytes = 0;
 };
 
 /// The tables of addresses. Guarded by the driver's lock. Errors are the driver's own:

@@ -57,7 +57,7 @@ CUresult destroy(Call& c, const Context& context, CUdeviceptr address) {
     const auto found = c.driver.plain.find(address);
     if (found == c.driver.plain.end() || found->second.kind != PlainAllocation::Kind::array)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS) return status;
+    SIM_TRY(wait_for(c, context, all_work(context)));
     free_plain_memory(c.driver, address);
     return CUDA_SUCCESS;
 }
@@ -70,46 +70,38 @@ CUdeviceptr address_of(Handle handle) noexcept {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(unsafe, 3020) cuArrayCreate(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
-    return call_in_context(Entry::cuArrayCreate, [&](Call& c, Context& context) {
-        if (!array || !wanted) return CUDA_ERROR_INVALID_VALUE;
-        const CUDA_ARRAY3D_DESCRIPTOR whole{wanted->Width,  wanted->Height,      0,
-                                            wanted->Format, wanted->NumChannels, 0};
-        CUdeviceptr address = 0;
-        const auto status = make(c.driver, context, &whole, 1, address);
-        if (status == CUDA_SUCCESS) *array = reinterpret_cast<CUarray>(address);
-        return status;
-    });
+SIM_ENTRY(unsafe, 3020)
+cuArrayCreate(Call& c, Context& context, CUarray* array, const CUDA_ARRAY_DESCRIPTOR* wanted) {
+    if (!array || !wanted) return CUDA_ERROR_INVALID_VALUE;
+    const CUDA_ARRAY3D_DESCRIPTOR whole{wanted->Width,  wanted->Height,      0,
+                                        wanted->Format, wanted->NumChannels, 0};
+    CUdeviceptr address = 0;
+    const auto status = make(c.driver, context, &whole, 1, address);
+    if (status == CUDA_SUCCESS) *array = reinterpret_cast<CUarray>(address);
+    return status;
 }
 
-SIM_ENTRY(unsafe, 3020) cuArray3DCreate(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
-    return call_in_context(Entry::cuArray3DCreate, [&](Call& c, Context& context) {
-        CUdeviceptr address = 0;
-        const auto status = array ? make(c.driver, context, wanted, 1, address) : CUDA_ERROR_INVALID_VALUE;
-        if (status == CUDA_SUCCESS) *array = reinterpret_cast<CUarray>(address);
-        return status;
-    });
+SIM_ENTRY(unsafe, 3020)
+cuArray3DCreate(Call& c, Context& context, CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
+    CUdeviceptr address = 0;
+    const auto status = array ? make(c.driver, context, wanted, 1, address) : CUDA_ERROR_INVALID_VALUE;
+    if (status == CUDA_SUCCESS) *array = reinterpret_cast<CUarray>(address);
+    return status;
 }
 
-SIM_ENTRY(unsafe, 2000) cuArrayDestroy(CUarray array) {
-    return call_in_context(Entry::cuArrayDestroy,
-                           [&](Call& c, Context& context) { return destroy(c, context, address_of(array)); });
+SIM_ENTRY(unsafe, 2000) cuArrayDestroy(Call& c, Context& context, CUarray array) {
+    return destroy(c, context, address_of(array));
 }
 
 SIM_ENTRY(unsafe, 5000)
-cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted, unsigned levels) {
-    return call_in_context(Entry::cuMipmappedArrayCreate, [&](Call& c, Context& context) {
-        CUdeviceptr address = 0;
-        const auto status =
-            array ? make(c.driver, context, wanted, levels, address) : CUDA_ERROR_INVALID_VALUE;
-        if (status == CUDA_SUCCESS) *array = reinterpret_cast<CUmipmappedArray>(address);
-        return status;
-    });
+cuMipmappedArrayCreate(Call& c, Context& context, CUmipmappedArray* array,
+                       const CUDA_ARRAY3D_DESCRIPTOR* wanted, unsigned levels) {
+    CUdeviceptr address = 0;
+    const auto status = array ? make(c.driver, context, wanted, levels, address) : CUDA_ERROR_INVALID_VALUE;
+    if (status == CUDA_SUCCESS) *array = reinterpret_cast<CUmipmappedArray>(address);
+    return status;
 }
 
-SIM_ENTRY(unsafe, 5000) cuMipmappedArrayDestroy(CUmipmappedArray array) {
-    return call_in_context(Entry::cuMipmappedArrayDestroy,
-                           [&](Call& c, Context& context) { return destroy(c, context, address_of(array)); });
+SIM_ENTRY(unsafe, 5000) cuMipmappedArrayDestroy(Call& c, Context& context, CUmipmappedArray array) {
+    return destroy(c, context, address_of(array));
 }

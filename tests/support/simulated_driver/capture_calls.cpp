@@ -68,80 +68,64 @@ CUstreamCaptureStatus status_of(const Stream& stream) noexcept {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 10010) cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-    return call(Entry::cuThreadExchangeStreamCaptureMode, [&](Call&) {
-        if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
-            return CUDA_ERROR_INVALID_VALUE;
-        std::swap(*mode, thread_capture_mode());
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 10010) cuThreadExchangeStreamCaptureMode(Call&, CUstreamCaptureMode* mode) {
+    if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
+    std::swap(*mode, thread_capture_mode());
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 10010) cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
-    return call_in_context(Entry::cuStreamBeginCapture, [&](Call& c, Context& context) {
-        return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, nullptr);
-    });
+SIM_ENTRY(safe, 10010)
+cuStreamBeginCapture(Call& c, Context& context, CUstream handle, CUstreamCaptureMode mode) {
+    return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, nullptr);
 }
 
 SIM_ENTRY(safe, 12030)
-cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph, const CUgraphNode*, const CUgraphEdgeData*,
-                            std::size_t, CUstreamCaptureMode mode) {
-    return call_in_context(Entry::cuStreamBeginCaptureToGraph, [&](Call& c, Context& context) {
-        if (!c.driver.graphs.find(graph)) return CUDA_ERROR_INVALID_VALUE;
-        return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, graph);
-    });
+cuStreamBeginCaptureToGraph(Call& c, Context& context, CUstream handle, CUgraph graph, const CUgraphNode*,
+                            const CUgraphEdgeData*, std::size_t, CUstreamCaptureMode mode) {
+    if (!c.driver.graphs.find(graph)) return CUDA_ERROR_INVALID_VALUE;
+    return begin_capture(c.driver, find_stream(c.driver, context, handle), mode, graph);
 }
 
-SIM_ENTRY(safe, 10000) cuStreamEndCapture(CUstream handle, CUgraph* graph) {
-    return call_in_context(Entry::cuStreamEndCapture, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (!graph) return CUDA_ERROR_INVALID_VALUE;
-        const auto capture = stream->capture;
-        if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
-        if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id()) {
-            break_it(*capture); // and it is over
-            end_capture(c.driver, capture, graph);
-            return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-        }
-        if (capture->origin != stream.get()) {
-            break_it(*capture);
-            return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-        }
-        return end_capture(c.driver, capture, graph);
-    });
+SIM_ENTRY(safe, 10000) cuStreamEndCapture(Call& c, Context& context, CUstream handle, CUgraph* graph) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (!graph) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(capture, stream->capture, CUDA_ERROR_ILLEGAL_STATE);
+    if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id()) {
+        break_it(*capture); // and it is over
+        end_capture(c.driver, capture, graph);
+        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    }
+    if (capture->origin != stream.get()) {
+        break_it(*capture);
+        return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
+    return end_capture(c.driver, capture, graph);
 }
 
-SIM_ENTRY(safe, 10000) cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-    return call_in_context(Entry::cuStreamIsCapturing, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (!status) return CUDA_ERROR_INVALID_VALUE;
-        if (depends_on_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        *status = status_of(*stream);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 10000)
+cuStreamIsCapturing(Call& c, Context& context, CUstream handle, CUstreamCaptureStatus* status) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (!status) return CUDA_ERROR_INVALID_VALUE;
+    if (depends_on_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    *status = status_of(*stream);
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 12030)
-cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                       const CUgraphNode** dependencies, const CUgraphEdgeData** edges,
-                       std::size_t* dependency_count) {
-    return call_in_context(Entry::cuStreamGetCaptureInfo, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (!status) return CUDA_ERROR_INVALID_VALUE;
-        if (depends_on_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        *status = status_of(*stream);
-        if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
-        if (id) *id = stream->capture->id;
-        if (graph) *graph = stream->capture->graph;
-        // Order is all that is simulated; there are no edges to show.
-        if (dependencies) *dependencies = nullptr;
-        if (edges) *edges = nullptr;
-        if (dependency_count) *dependency_count = 0;
-        return CUDA_SUCCESS;
-    });
+cuStreamGetCaptureInfo(Call& c, Context& context, CUstream handle, CUstreamCaptureStatus* status,
+                       cuuint64_t* id, CUgraph* graph, const CUgraphNode** dependencies,
+                       const CUgraphEdgeData** edges, std::size_t* dependency_count) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (!status) return CUDA_ERROR_INVALID_VALUE;
+    if (depends_on_capture(*stream)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    *status = status_of(*stream);
+    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
+    if (id) *id = stream->capture->id;
+    if (graph) *graph = stream->capture->graph;
+    // Order is all that is simulated; there are no edges to show.
+    if (dependencies) *dependencies = nullptr;
+    if (edges) *edges = nullptr;
+    if (dependency_count) *dependency_count = 0;
+    return CUDA_SUCCESS;
 }

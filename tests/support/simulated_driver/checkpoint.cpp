@@ -51,13 +51,11 @@ void wait_while_stopped(pid_t pid) {
 
 /// Runs `body` for a process that uses the driver, and that this one may ask about: CUresult(SharedProcess&).
 template <class Body>
-CUresult about(Entry entry, int pid, Body&& body) {
-    return call(entry, [&](Call&) -> CUresult {
-        if (pid <= 0 || ::kill(pid, 0) != 0) return CUDA_ERROR_OPERATING_SYSTEM;
-        wait_while_stopped(pid);
-        auto* const process = SharedState::instance().find(pid);
-        return process ? body(*process) : CUDA_ERROR_NOT_INITIALIZED;
-    });
+CUresult about(int pid, Body&& body) {
+    if (pid <= 0 || ::kill(pid, 0) != 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    wait_while_stopped(pid);
+    auto* const process = SharedState::instance().find(pid);
+    return process ? body(*process) : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 template <class Args>
@@ -69,8 +67,8 @@ bool has_reserved(const Args& args, std::size_t from) {
 
 /// The same for one that is in `state`.
 template <class Body>
-CUresult about(Entry entry, int pid, CUprocessState state, Body&& body) {
-    return about(entry, pid, [&](SharedProcess& process) {
+CUresult about(int pid, CUprocessState state, Body&& body) {
+    return about(pid, [&](SharedProcess& process) {
         return process.state == state ? body(process) : CUDA_ERROR_ILLEGAL_STATE;
     });
 }
@@ -221,27 +219,25 @@ void note_unregistered(std::uint64_t begin) noexcept {
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(apart, 12080) cuCheckpointProcessGetState(int pid, CUprocessState* state) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessGetState(Call&, int pid, CUprocessState* state) {
     if (!state) return CUDA_ERROR_INVALID_VALUE;
-    return about(Entry::cuCheckpointProcessGetState, pid, [&](SharedProcess& process) {
+    return about(pid, [&](SharedProcess& process) {
         *state = static_cast<CUprocessState>(process.state.load());
         return CUDA_SUCCESS;
     });
 }
 
-SIM_ENTRY(apart, 12080) cuCheckpointProcessGetRestoreThreadId(int pid, int* thread) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessGetRestoreThreadId(Call&, int pid, int* thread) {
     if (!thread) return CUDA_ERROR_INVALID_VALUE;
-    return about(Entry::cuCheckpointProcessGetRestoreThreadId, pid, [&](SharedProcess&) {
+    return about(pid, [&](SharedProcess&) {
         *thread = pid;
         return CUDA_SUCCESS;
     });
 }
 
 // It is locked from the beginning on, and stays so if who locks it ends meanwhile.
-SIM_ENTRY(apart, 12080) cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* args) {
-    return about(Entry::cuCheckpointProcessLock, pid, [&](SharedProcess& process) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessLock(Call&, int pid, CUcheckpointLockArgs* args) {
+    return about(pid, [&](SharedProcess& process) {
         if (args && has_reserved(*args, sizeof args->timeoutMs)) return CUDA_ERROR_INVALID_VALUE;
         int state = CU_PROCESS_STATE_RUNNING;
         if (!process.state.compare_exchange_strong(state, CU_PROCESS_STATE_LOCKED))
@@ -252,43 +248,40 @@ SIM_ENTRY(apart, 12080) cuCheckpointProcessLock(int pid, CUcheckpointLockArgs* a
     });
 }
 
-SIM_ENTRY(apart, 12080) cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs* args) {
-    return about(Entry::cuCheckpointProcessCheckpoint, pid, CU_PROCESS_STATE_LOCKED,
-                 [&](SharedProcess& process) {
-                     if (args && has_reserved(*args, 0)) return CUDA_ERROR_INVALID_VALUE;
-                     if (process.cannot) {
-                         process.state = CU_PROCESS_STATE_FAILED;
-                         return CUDA_ERROR_UNKNOWN;
-                     }
-                     if (process.managed != 0) return CUDA_ERROR_NOT_SUPPORTED;
-                     process.hidden = hides_registered(process);
-                     DeviceBudget::instance().put_away(process);
-                     process.state = CU_PROCESS_STATE_CHECKPOINTED;
-                     return CUDA_SUCCESS;
-                 });
+SIM_ENTRY(apart, 12080) cuCheckpointProcessCheckpoint(Call&, int pid, CUcheckpointCheckpointArgs* args) {
+    return about(pid, CU_PROCESS_STATE_LOCKED, [&](SharedProcess& process) {
+        if (args && has_reserved(*args, 0)) return CUDA_ERROR_INVALID_VALUE;
+        if (process.cannot) {
+            process.state = CU_PROCESS_STATE_FAILED;
+            return CUDA_ERROR_UNKNOWN;
+        }
+        if (process.managed != 0) return CUDA_ERROR_NOT_SUPPORTED;
+        process.hidden = hides_registered(process);
+        DeviceBudget::instance().put_away(process);
+        process.state = CU_PROCESS_STATE_CHECKPOINTED;
+        return CUDA_SUCCESS;
+    });
 }
 
-SIM_ENTRY(apart, 12080) cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs* args) {
-    return about(Entry::cuCheckpointProcessRestore, pid, CU_PROCESS_STATE_CHECKPOINTED,
-                 [&](SharedProcess& process) {
-                     const auto gpus = gpus_after(process, args);
-                     if (!gpus) return CUDA_ERROR_INVALID_VALUE;
-                     if (process.lost) return CUDA_ERROR_OPERATING_SYSTEM;
-                     const auto status = status_of_standing(process);
-                     process.lost = status != CUDA_SUCCESS;
-                     if (process.lost) return status;
-                     if (!DeviceBudget::instance().bring_back(process, *gpus)) {
-                         process.lost = true;
-                         return CUDA_ERROR_OUT_OF_MEMORY;
-                     }
-                     process.restored = true;
-                     process.state = CU_PROCESS_STATE_LOCKED;
-                     return CUDA_SUCCESS;
-                 });
+SIM_ENTRY(apart, 12080) cuCheckpointProcessRestore(Call&, int pid, CUcheckpointRestoreArgs* args) {
+    return about(pid, CU_PROCESS_STATE_CHECKPOINTED, [&](SharedProcess& process) {
+        SIM_FIND(gpus, gpus_after(process, args), CUDA_ERROR_INVALID_VALUE);
+        if (process.lost) return CUDA_ERROR_OPERATING_SYSTEM;
+        const auto status = status_of_standing(process);
+        process.lost = status != CUDA_SUCCESS;
+        if (process.lost) return status;
+        if (!DeviceBudget::instance().bring_back(process, *gpus)) {
+            process.lost = true;
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        process.restored = true;
+        process.state = CU_PROCESS_STATE_LOCKED;
+        return CUDA_SUCCESS;
+    });
 }
 
-SIM_ENTRY(apart, 12080) cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs* args) {
-    return about(Entry::cuCheckpointProcessUnlock, pid, CU_PROCESS_STATE_LOCKED, [&](SharedProcess& process) {
+SIM_ENTRY(apart, 12080) cuCheckpointProcessUnlock(Call&, int pid, CUcheckpointUnlockArgs* args) {
+    return about(pid, CU_PROCESS_STATE_LOCKED, [&](SharedProcess& process) {
         if (args && has_reserved(*args, 0)) return CUDA_ERROR_INVALID_VALUE;
         process.state = CU_PROCESS_STATE_RUNNING;
         return CUDA_SUCCESS;

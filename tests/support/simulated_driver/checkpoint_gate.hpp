@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/entry_points.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
@@ -13,14 +14,12 @@ namespace gpu_sleep::sim {
 
 /// A driver call of this process under way. It begins once no other process holds this one's calls; those
 /// that only ask pass while it is locked and not yet checkpointed. Calls may nest.
-class CallUnderWay {
+class CallUnderWay : test::NotCopied {
 public:
     explicit CallUnderWay(Entry entry) noexcept;
     ~CallUnderWay();
     /// True once for each restore.
     [[nodiscard]] bool is_first_after_restore() const noexcept;
-    CallUnderWay(const CallUnderWay&) = delete;
-    CallUnderWay& operator=(const CallUnderWay&) = delete;
 };
 
 /// Counts what streams have to do, for locks wait until it is done.

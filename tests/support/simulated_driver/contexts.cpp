@@ -174,172 +174,135 @@ void destroy_context(Call& call, const std::shared_ptr<Context>& context) {
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
-    return call_with_device(Entry::cuDevicePrimaryCtxRetain, device, [&](Call& c) {
-        if (!context) return CUDA_ERROR_INVALID_VALUE;
-        const auto primary = retain_primary(c.driver, device);
-        if (!primary) return CUDA_ERROR_OUT_OF_MEMORY;
-        *context = primary->handle;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxRetain(Call& c, CUcontext* context, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!context) return CUDA_ERROR_INVALID_VALUE;
+    SIM_FIND(primary, retain_primary(c.driver, device), CUDA_ERROR_OUT_OF_MEMORY);
+    *context = primary->handle;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxRelease(CUdevice device) {
-    return call_with_device(Entry::cuDevicePrimaryCtxRelease, device,
-                            [&](Call& c) { return release_primary(c, device); });
+SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxRelease(Call& c, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return release_primary(c, device);
 }
 
-SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxReset(CUdevice device) {
-    return call_with_device(Entry::cuDevicePrimaryCtxReset, device, [&](Call& c) {
-        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
-        bool has_green = false;
-        c.driver.green_contexts.for_each([&](CUgreenCtx, const GreenContext& green) {
-            has_green |= green.context->owner == primary.active.get();
-        });
-        if (has_green) return CUDA_ERROR_NOT_PERMITTED;
-        // Who retained it still has to release it.
-        if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
-        return CUDA_SUCCESS;
+SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxReset(Call& c, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+    bool has_green = false;
+    c.driver.green_contexts.for_each([&](CUgreenCtx, const GreenContext& green) {
+        has_green |= green.context->owner == primary.active.get();
     });
+    if (has_green) return CUDA_ERROR_NOT_PERMITTED;
+    // Who retained it still has to release it.
+    if (const auto last = std::exchange(primary.active, nullptr)) destroy_context(c, last);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
-    return call_with_device(Entry::cuDevicePrimaryCtxGetState, device, [&](Call& c) {
-        if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
-        const auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
-        *flags = primary.flags;
-        *active = primary.active ? 1 : 0;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 7000) cuDevicePrimaryCtxGetState(Call& c, CUdevice device, unsigned* flags, int* active) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
+    const auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+    *flags = primary.flags;
+    *active = primary.active ? 1 : 0;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
-    return call_with_device(Entry::cuDevicePrimaryCtxSetFlags, device, [&](Call& c) {
-        auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
-        primary.flags = flags;
-        if (primary.active) primary.active->flags = flags;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11000) cuDevicePrimaryCtxSetFlags(Call& c, CUdevice device, unsigned flags) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    auto& primary = c.driver.primaries[static_cast<std::size_t>(device)];
+    primary.flags = flags;
+    if (primary.active) primary.active->flags = flags;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 12050) cuCtxCreate(CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
-    return call_with_device(Entry::cuCtxCreate, device, [&](Call& c) {
-        if (!handle) return CUDA_ERROR_INVALID_VALUE;
-        const auto own_handle = reinterpret_cast<CUcontext>((std::uint64_t{1} << 40) + c.driver.next_id * 16);
-        auto context = make_context(c.driver, own_handle, device, flags, false);
-        if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
-        c.driver.contexts.put(own_handle, context);
-        context_stack.push_back(own_handle);
-        *handle = own_handle;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 12050)
+cuCtxCreate(Call& c, CUcontext* handle, CUctxCreateParams*, unsigned flags, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    const auto own_handle = reinterpret_cast<CUcontext>((std::uint64_t{1} << 40) + c.driver.next_id * 16);
+    auto context = make_context(c.driver, own_handle, device, flags, false);
+    if (!context) return CUDA_ERROR_OUT_OF_MEMORY;
+    c.driver.contexts.put(own_handle, context);
+    context_stack.push_back(own_handle);
+    *handle = own_handle;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuCtxDestroy(CUcontext handle) {
-    return call(Entry::cuCtxDestroy, [&](Call& c) {
-        const auto context = find_context(c.driver, handle);
-        if (!context || context->primary || context->owner != context.get())
-            return CUDA_ERROR_INVALID_CONTEXT;
-        if (!context_stack.empty() && context_stack.back() == handle) context_stack.pop_back();
-        destroy_context(c, context);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuCtxDestroy(Call& c, CUcontext handle) {
+    const auto context = find_context(c.driver, handle);
+    if (!context || context->primary || context->owner != context.get()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context_stack.empty() && context_stack.back() == handle) context_stack.pop_back();
+    destroy_context(c, context);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuCtxPushCurrent(CUcontext handle) {
-    return call(Entry::cuCtxPushCurrent, [&](Call& c) {
-        if (!find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
-        context_stack.push_back(handle);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuCtxPushCurrent(Call& c, CUcontext handle) {
+    if (!find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+    context_stack.push_back(handle);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuCtxPopCurrent(CUcontext* handle) {
-    return call(Entry::cuCtxPopCurrent, [&](Call&) {
-        if (context_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-        if (handle) *handle = context_stack.back();
-        context_stack.pop_back();
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuCtxPopCurrent(Call&, CUcontext* handle) {
+    if (context_stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (handle) *handle = context_stack.back();
+    context_stack.pop_back();
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuCtxSetCurrent(CUcontext handle) {
-    return call(Entry::cuCtxSetCurrent, [&](Call& c) {
-        if (handle && !find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
-        if (!context_stack.empty()) context_stack.pop_back();
-        if (handle) context_stack.push_back(handle);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuCtxSetCurrent(Call& c, CUcontext handle) {
+    if (handle && !find_context(c.driver, handle)) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context_stack.empty()) context_stack.pop_back();
+    if (handle) context_stack.push_back(handle);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuCtxGetCurrent(CUcontext* handle) {
-    return call(Entry::cuCtxGetCurrent, [&](Call&) {
-        if (!handle) return CUDA_ERROR_INVALID_VALUE;
-        *handle = context_stack.empty() ? nullptr : context_stack.back();
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuCtxGetCurrent(Call&, CUcontext* handle) {
+    return give(handle, context_stack.empty() ? nullptr : context_stack.back());
 }
 
-SIM_ENTRY(safe, 2000) cuCtxGetDevice(CUdevice* device) {
-    return call_in_context(Entry::cuCtxGetDevice, [&](Call&, Context& context) {
-        if (!device) return CUDA_ERROR_INVALID_VALUE;
-        *device = context.device;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 2000) cuCtxGetDevice(Call&, Context& context, CUdevice* device) {
+    return give(device, context.device);
 }
 
-SIM_ENTRY(safe, 7000) cuCtxGetFlags(unsigned* flags) {
-    return call_in_context(Entry::cuCtxGetFlags, [&](Call&, Context& context) {
-        if (!flags) return CUDA_ERROR_INVALID_VALUE;
-        *flags = context.flags;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 7000) cuCtxGetFlags(Call&, Context& context, unsigned* flags) {
+    return give(flags, context.flags);
 }
 
-SIM_ENTRY(safe, 12000) cuCtxGetId(CUcontext handle, unsigned long long* id) {
-    return call(Entry::cuCtxGetId, [&](Call& c) {
-        if (!id) return CUDA_ERROR_INVALID_VALUE;
-        std::shared_ptr<Context> context;
-        if (!handle) {
-            if (const auto status = current_context(c.driver, context); !context) return status;
-        } else {
-            context = find_context(c.driver, handle);
-        }
-        if (!context) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-        *id = context->id;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 12000) cuCtxGetId(Call& c, CUcontext handle, unsigned long long* id) {
+    if (!id) return CUDA_ERROR_INVALID_VALUE;
+    std::shared_ptr<Context> context;
+    if (!handle) {
+        if (const auto status = current_context(c.driver, context); !context) return status;
+    } else {
+        context = find_context(c.driver, handle);
+    }
+    if (!context) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    *id = context->id;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-    return call_in_context(Entry::cuCtxEnablePeerAccess, [&](Call& c, Context& context) {
-        const auto other = find_context(c.driver, peer);
-        if (flags != 0 || !other || other.get() == &context) return CUDA_ERROR_INVALID_VALUE;
-        const auto bit = std::uint32_t{1} << other->device;
-        if ((context.peers & bit) != 0) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-        context.peers |= bit;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuCtxEnablePeerAccess(Call& c, Context& context, CUcontext peer, unsigned flags) {
+    const auto other = find_context(c.driver, peer);
+    if (flags != 0 || !other || other.get() == &context) return CUDA_ERROR_INVALID_VALUE;
+    const auto bit = std::uint32_t{1} << other->device;
+    if ((context.peers & bit) != 0) return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    context.peers |= bit;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuCtxDisablePeerAccess(CUcontext peer) {
-    return call_in_context(Entry::cuCtxDisablePeerAccess, [&](Call& c, Context& context) {
-        const auto other = find_context(c.driver, peer);
-        if (!other) return CUDA_ERROR_INVALID_CONTEXT;
-        const auto bit = std::uint32_t{1} << other->device;
-        if ((context.peers & bit) == 0) return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
-        context.peers &= ~bit;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuCtxDisablePeerAccess(Call& c, Context& context, CUcontext peer) {
+    SIM_FIND(other, find_context(c.driver, peer), CUDA_ERROR_INVALID_CONTEXT);
+    const auto bit = std::uint32_t{1} << other->device;
+    if ((context.peers & bit) == 0) return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    context.peers &= ~bit;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 2000) cuCtxSynchronize() {
-    return call_in_context(Entry::cuCtxSynchronize, [&](Call& c, Context& context) {
-        if (break_captures_of(c.driver, context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        const auto status = wait_for(c, context, all_work(context));
-        if (status == CUDA_SUCCESS) synchronize_all_pools(c.driver);
-        return status;
-    });
+SIM_ENTRY(safe, 2000) cuCtxSynchronize(Call& c, Context& context) {
+    if (break_captures_of(c.driver, context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    const auto status = wait_for(c, context, all_work(context));
+    if (status == CUDA_SUCCESS) synchronize_all_pools(c.driver);
+    return status;
 }

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/entry.hpp"
 
@@ -20,12 +21,10 @@ namespace gpu_sleep::sim {
 [[nodiscard]] std::shared_ptr<Stream> find_stream(Driver& driver, Context& context, CUstream handle);
 
 /// While one lives, the null stream means the calling thread's own default stream to it.
-class PerThreadDefault {
+class PerThreadDefault : test::NotCopied {
 public:
     PerThreadDefault() noexcept;
     ~PerThreadDefault();
-    PerThreadDefault(const PerThreadDefault&) = delete;
-    PerThreadDefault& operator=(const PerThreadDefault&) = delete;
 };
 
 /// One more reference to the device's primary context, which is made if there is none; null without memory

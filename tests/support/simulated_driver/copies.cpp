@@ -18,12 +18,9 @@ enum class Wait : bool { no, yes };
 enum class Expect : std::uint8_t { any, device, host };
 
 struct Request {
-    Side to;
-    Side from;
-    Expect to_is = Expect::any;
-    Expect from_is = Expect::any;
-    std::uint64_t width = 0;
-    std::uint64_t height = 1;
+    Side to, from;
+    Expect to_is = Expect::any, from_is = Expect::any;
+    std::uint64_t width = 0, height = 1;
 };
 
 /// Copies reach plain allocations of every device.
@@ -59,10 +56,9 @@ CUresult resolve(const Call& c, Request& request) {
 }
 
 CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait wait) {
-    const auto stream = find_stream(c.driver, context, handle);
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
     if (request.width == 0 || request.height == 0) return CUDA_SUCCESS;
-    if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
+    SIM_TRY(resolve(c, request));
     if (stream->capture && wait == Wait::yes) return break_capture(*stream); // none is recorded
     const bool host = request.to.space != Space::device || request.from.space != Space::device;
     const bool into_pageable = request.to.space == Space::pageable;
@@ -70,34 +66,30 @@ CUresult copy(Call& c, Context& context, CUstream handle, Request request, Wait 
     if (request.from.space == Space::pageable && !into_pageable && wait == Wait::no && !stream->capture)
         work->stage();
     Submitted submitted;
-    if (const auto status = submit(c, *stream, work, &submitted); status != CUDA_SUCCESS) return status;
+    SIM_TRY(submit(c, *stream, work, &submitted));
     if (submitted.captured || !(into_pageable || (host && wait == Wait::yes))) return CUDA_SUCCESS;
     const auto owner = find_context(c.driver, stream->context.handle);
     return wait_for(c, *owner, {submitted.ticket});
 }
 
-CUresult call_copy(Entry entry, std::uint64_t to, Expect to_is, std::uint64_t from, Expect from_is,
-                   std::size_t bytes, CUstream stream, Wait wait) {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        const auto who = copier(context.device);
-        return copy(c, context, stream, {{to, 0, who}, {from, 0, who}, to_is, from_is, bytes, 1}, wait);
-    });
+CUresult copy_span(Call& c, Context& context, std::uint64_t to, Expect to_is, std::uint64_t from,
+                   Expect from_is, std::size_t bytes, CUstream stream, Wait wait) {
+    const auto who = copier(context.device);
+    return copy(c, context, stream, {{to, 0, who}, {from, 0, who}, to_is, from_is, bytes, 1}, wait);
 }
 
-CUresult call_peer_copy(Entry entry, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-                        CUcontext from_context, std::size_t bytes, CUstream stream, Wait wait) {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        const auto to_owner = find_context(c.driver, to_context);
-        const auto from_owner = find_context(c.driver, from_context);
-        if (!to_owner || !from_owner) return CUDA_ERROR_INVALID_CONTEXT;
-        const Request request{{to, 0, copier(to_owner->device)},
-                              {from, 0, copier(from_owner->device)},
-                              Expect::device,
-                              Expect::device,
-                              bytes,
-                              1};
-        return copy(c, context, stream, request, wait);
-    });
+CUresult peer_copy(Call& c, Context& context, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                   CUcontext from_context, std::size_t bytes, CUstream stream, Wait wait) {
+    const auto to_owner = find_context(c.driver, to_context);
+    const auto from_owner = find_context(c.driver, from_context);
+    if (!to_owner || !from_owner) return CUDA_ERROR_INVALID_CONTEXT;
+    const Request request{{to, 0, copier(to_owner->device)},
+                          {from, 0, copier(from_owner->device)},
+                          Expect::device,
+                          Expect::device,
+                          bytes,
+                          1};
+    return copy(c, context, stream, request, wait);
 }
 
 /// A side of a 2D copy; nothing for arrays, which only copies of their own reach.
@@ -143,13 +135,11 @@ CUresult request_of(const CUDA_MEMCPY3D& p, int device, Request& request) {
 }
 
 template <class Parameters>
-CUresult call_copy_of_rows(Entry entry, const Parameters* p) {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        Request request;
-        if (!p) return CUDA_ERROR_INVALID_VALUE;
-        const auto status = request_of(*p, context.device, request);
-        return status == CUDA_SUCCESS ? copy(c, context, nullptr, request, Wait::yes) : status;
-    });
+CUresult copy_of_rows(Call& c, Context& context, const Parameters* p) {
+    Request request;
+    if (!p) return CUDA_ERROR_INVALID_VALUE;
+    const auto status = request_of(*p, context.device, request);
+    return status == CUDA_SUCCESS ? copy(c, context, nullptr, request, Wait::yes) : status;
 }
 
 } // namespace
@@ -157,128 +147,124 @@ CUresult call_copy_of_rows(Entry entry, const Parameters* p) {
 CUresult make_copy(const Call& c, const Context& context, const CUDA_MEMCPY3D& parameters,
                    std::shared_ptr<const Work>& work) {
     Request request;
-    if (const auto status = request_of(parameters, context.device, request); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(request_of(parameters, context.device, request));
     if (request.width == 0 || request.height == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (const auto status = resolve(c, request); status != CUDA_SUCCESS) return status;
+    SIM_TRY(resolve(c, request));
     work = std::make_shared<Copy>(request.to, request.from, request.width, request.height);
     return CUDA_SUCCESS;
 }
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(unsafe, 4000) cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
-    return call_copy(Entry::cuMemcpy, to, Expect::any, from, Expect::any, bytes, nullptr, Wait::yes);
-}
-
-SIM_ENTRY(queued, 4000) cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-    return call_copy(Entry::cuMemcpyAsync, to, Expect::any, from, Expect::any, bytes, stream, Wait::no);
-}
-
-SIM_ENTRY(unsafe, 3020) cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
-    return call_copy(Entry::cuMemcpyHtoD, to, Expect::device, to_address(from), Expect::host, bytes, nullptr,
-                     Wait::yes);
-}
-
-SIM_ENTRY(queued, 3020)
-cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
-    return call_copy(Entry::cuMemcpyHtoDAsync, to, Expect::device, to_address(from), Expect::host, bytes,
-                     stream, Wait::no);
-}
-
-SIM_ENTRY(unsafe, 3020) cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
-    return call_copy(Entry::cuMemcpyDtoH, to_address(to), Expect::host, from, Expect::device, bytes, nullptr,
-                     Wait::yes);
-}
-
-SIM_ENTRY(queued, 3020) cuMemcpyDtoHAsync(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-    return call_copy(Entry::cuMemcpyDtoHAsync, to_address(to), Expect::host, from, Expect::device, bytes,
-                     stream, Wait::no);
-}
-
-SIM_ENTRY(unsafe, 3020) cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
-    return call_copy(Entry::cuMemcpyDtoD, to, Expect::device, from, Expect::device, bytes, nullptr,
-                     Wait::yes);
-}
-
-SIM_ENTRY(queued, 3020)
-cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-    return call_copy(Entry::cuMemcpyDtoDAsync, to, Expect::device, from, Expect::device, bytes, stream,
-                     Wait::no);
-}
-
-SIM_ENTRY(unsafe, 3020) cuMemcpyHtoA(CUarray to, std::size_t offset, const void* from, std::size_t bytes) {
-    return call_copy(Entry::cuMemcpyHtoA, to_address(to) + offset, Expect::device, to_address(from),
-                     Expect::host, bytes, nullptr, Wait::yes);
-}
-
-SIM_ENTRY(unsafe, 3020) cuMemcpyAtoH(void* to, CUarray from, std::size_t offset, std::size_t bytes) {
-    return call_copy(Entry::cuMemcpyAtoH, to_address(to), Expect::host, to_address(from) + offset,
-                     Expect::device, bytes, nullptr, Wait::yes);
-}
-
 SIM_ENTRY(unsafe, 4000)
-cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-             std::size_t bytes) {
-    return call_peer_copy(Entry::cuMemcpyPeer, to, to_context, from, from_context, bytes, nullptr, Wait::yes);
+cuMemcpy(Call& c, Context& context, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+    return copy_span(c, context, to, Expect::any, from, Expect::any, bytes, nullptr, Wait::yes);
 }
 
 SIM_ENTRY(queued, 4000)
-cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-                  std::size_t bytes, CUstream stream) {
-    return call_peer_copy(Entry::cuMemcpyPeerAsync, to, to_context, from, from_context, bytes, stream,
-                          Wait::no);
+cuMemcpyAsync(Call& c, Context& context, CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
+              CUstream stream) {
+    return copy_span(c, context, to, Expect::any, from, Expect::any, bytes, stream, Wait::no);
 }
 
-SIM_ENTRY(unsafe, 3020) cuMemcpy2D(const CUDA_MEMCPY2D* parameters) {
-    return call_copy_of_rows(Entry::cuMemcpy2D, parameters);
+SIM_ENTRY(unsafe, 3020)
+cuMemcpyHtoD(Call& c, Context& context, CUdeviceptr to, const void* from, std::size_t bytes) {
+    return copy_span(c, context, to, Expect::device, to_address(from), Expect::host, bytes, nullptr,
+                     Wait::yes);
 }
 
-SIM_ENTRY(unsafe, 3020) cuMemcpy3D(const CUDA_MEMCPY3D* parameters) {
-    return call_copy_of_rows(Entry::cuMemcpy3D, parameters);
+SIM_ENTRY(queued, 3020)
+cuMemcpyHtoDAsync(Call& c, Context& context, CUdeviceptr to, const void* from, std::size_t bytes,
+                  CUstream stream) {
+    return copy_span(c, context, to, Expect::device, to_address(from), Expect::host, bytes, stream, Wait::no);
+}
+
+SIM_ENTRY(unsafe, 3020)
+cuMemcpyDtoH(Call& c, Context& context, void* to, CUdeviceptr from, std::size_t bytes) {
+    return copy_span(c, context, to_address(to), Expect::host, from, Expect::device, bytes, nullptr,
+                     Wait::yes);
+}
+
+SIM_ENTRY(queued, 3020)
+cuMemcpyDtoHAsync(Call& c, Context& context, void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    return copy_span(c, context, to_address(to), Expect::host, from, Expect::device, bytes, stream, Wait::no);
+}
+
+SIM_ENTRY(unsafe, 3020)
+cuMemcpyDtoD(Call& c, Context& context, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+    return copy_span(c, context, to, Expect::device, from, Expect::device, bytes, nullptr, Wait::yes);
+}
+
+SIM_ENTRY(queued, 3020)
+cuMemcpyDtoDAsync(Call& c, Context& context, CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
+                  CUstream stream) {
+    return copy_span(c, context, to, Expect::device, from, Expect::device, bytes, stream, Wait::no);
+}
+
+SIM_ENTRY(unsafe, 3020)
+cuMemcpyHtoA(Call& c, Context& context, CUarray to, std::size_t offset, const void* from, std::size_t bytes) {
+    return copy_span(c, context, to_address(to) + offset, Expect::device, to_address(from), Expect::host,
+                     bytes, nullptr, Wait::yes);
+}
+
+SIM_ENTRY(unsafe, 3020)
+cuMemcpyAtoH(Call& c, Context& context, void* to, CUarray from, std::size_t offset, std::size_t bytes) {
+    return copy_span(c, context, to_address(to), Expect::host, to_address(from) + offset, Expect::device,
+                     bytes, nullptr, Wait::yes);
+}
+
+SIM_ENTRY(unsafe, 4000)
+cuMemcpyPeer(Call& c, Context& context, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+             CUcontext from_context, std::size_t bytes) {
+    return peer_copy(c, context, to, to_context, from, from_context, bytes, nullptr, Wait::yes);
+}
+
+SIM_ENTRY(queued, 4000)
+cuMemcpyPeerAsync(Call& c, Context& context, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                  CUcontext from_context, std::size_t bytes, CUstream stream) {
+    return peer_copy(c, context, to, to_context, from, from_context, bytes, stream, Wait::no);
+}
+
+SIM_ENTRY(unsafe, 3020) cuMemcpy2D(Call& c, Context& context, const CUDA_MEMCPY2D* parameters) {
+    return copy_of_rows(c, context, parameters);
+}
+
+SIM_ENTRY(unsafe, 3020) cuMemcpy3D(Call& c, Context& context, const CUDA_MEMCPY3D* parameters) {
+    return copy_of_rows(c, context, parameters);
 }
 
 SIM_ENTRY(queued, 13000)
-cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes, std::size_t count,
-                   CUmemcpyAttributes* attributes, std::size_t* firsts, std::size_t attribute_count,
-                   CUstream handle) {
-    return call_in_context(Entry::cuMemcpyBatchAsync, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (!to || !from || !bytes || count == 0 || !attributes || !firsts || attribute_count == 0)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (stream->kind() == Stream::Kind::legacy) return CUDA_ERROR_INVALID_VALUE;
-        if (stream->capture) return break_capture(*stream);
-        const auto who = copier(context.device);
-        for (std::size_t i = 0; i < count; ++i) {
-            const Request request{{to[i], 0, who}, {from[i], 0, who}, Expect::any, Expect::any, bytes[i], 1};
-            const auto status = copy(c, context, handle, request, Wait::no);
-            if (status != CUDA_SUCCESS) return status;
-        }
-        return CUDA_SUCCESS;
-    });
+cuMemcpyBatchAsync(Call& c, Context& context, CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
+                   std::size_t count, CUmemcpyAttributes* attributes, std::size_t* firsts,
+                   std::size_t attribute_count, CUstream handle) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (!to || !from || !bytes || count == 0 || !attributes || !firsts || attribute_count == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->kind() == Stream::Kind::legacy) return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture) return break_capture(*stream);
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto status =
+            copy_span(c, context, to[i], Expect::any, from[i], Expect::any, bytes[i], handle, Wait::no);
+        if (status != CUDA_SUCCESS) return status;
+    }
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(queued, 13000)
-cuMemcpy3DBatchAsync(std::size_t count, CUDA_MEMCPY3D_BATCH_OP* copies, unsigned long long flags,
-                     CUstream handle) {
-    return call_in_context(Entry::cuMemcpy3DBatchAsync, [&](Call& c, Context& context) {
-        if (!copies || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-        const auto who = copier(context.device);
-        for (const auto* each = copies; each != copies + count; ++each) {
-            const auto side = [&](const CUmemcpy3DOperand& operand) {
-                return Side{operand.op.ptr.ptr, std::max(operand.op.ptr.rowLength, each->extent.width), who};
-            };
-            if (each->extent.depth != 1 || each->src.type != CU_MEMCPY_OPERAND_TYPE_POINTER ||
-                each->dst.type != CU_MEMCPY_OPERAND_TYPE_POINTER)
-                return CUDA_ERROR_NOT_SUPPORTED;
-            const Request request{side(each->dst), side(each->src),    Expect::any,
-                                  Expect::any,     each->extent.width, each->extent.height};
-            const auto status = copy(c, context, handle, request, Wait::no);
-            if (status != CUDA_SUCCESS) return status;
-        }
-        return CUDA_SUCCESS;
-    });
+cuMemcpy3DBatchAsync(Call& c, Context& context, std::size_t count, CUDA_MEMCPY3D_BATCH_OP* copies,
+                     unsigned long long flags, CUstream handle) {
+    if (!copies || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    const auto who = copier(context.device);
+    for (const auto* each = copies; each != copies + count; ++each) {
+        const auto side = [&](const CUmemcpy3DOperand& operand) {
+            return Side{operand.op.ptr.ptr, std::max(operand.op.ptr.rowLength, each->extent.width), who};
+        };
+        if (each->extent.depth != 1 || each->src.type != CU_MEMCPY_OPERAND_TYPE_POINTER ||
+            each->dst.type != CU_MEMCPY_OPERAND_TYPE_POINTER)
+            return CUDA_ERROR_NOT_SUPPORTED;
+        const Request request{side(each->dst), side(each->src),    Expect::any,
+                              Expect::any,     each->extent.width, each->extent.height};
+        SIM_TRY(copy(c, context, handle, request, Wait::no));
+    }
+    return CUDA_SUCCESS;
 }

@@ -59,82 +59,60 @@ int attribute_of(CUdevice_attribute attribute, CUdevice device) noexcept {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(early, 2000) cuInit(unsigned flags) {
-    return call(Entry::cuInit, [&](Call&) { return flags == 0 ? begin_life() : CUDA_ERROR_INVALID_VALUE; });
+SIM_ENTRY(early, 2000) cuInit(Call&, unsigned flags) {
+    return flags == 0 ? begin_life() : CUDA_ERROR_INVALID_VALUE;
 }
 
-SIM_ENTRY(early, 2020) cuDriverGetVersion(int* version) {
-    return call(Entry::cuDriverGetVersion, [&](Call&) {
-        if (!version) return CUDA_ERROR_INVALID_VALUE;
-        *version = k_driver_version;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(early, 2020) cuDriverGetVersion(Call&, int* version) {
+    return give(version, k_driver_version);
 }
 
-SIM_ENTRY(safe, 2000) cuDeviceGetCount(int* count) {
-    return call(Entry::cuDeviceGetCount, [&](Call& c) {
-        if (!count) return CUDA_ERROR_INVALID_VALUE;
-        *count = c.driver.device_count();
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 2000) cuDeviceGetCount(Call& c, int* count) {
+    return give(count, c.driver.device_count());
 }
 
-SIM_ENTRY(safe, 2000) cuDeviceGet(CUdevice* device, int ordinal) {
-    return call_with_device(Entry::cuDeviceGet, ordinal, [&](Call&) {
-        if (!device) return CUDA_ERROR_INVALID_VALUE;
-        *device = ordinal;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 2000) cuDeviceGet(Call& c, CUdevice* device, int ordinal) {
+    if (!c.driver.has_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+    return give(device, ordinal);
 }
 
-SIM_ENTRY(safe, 2000) cuDeviceGetName(char* name, int size, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetName, device, [&](Call&) {
-        if (!name || size <= 0) return CUDA_ERROR_INVALID_VALUE;
-        std::snprintf(name, static_cast<std::size_t>(size), "%s",
-                      settings().has_parts ? k_part_name : k_device_name);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 2000) cuDeviceGetName(Call& c, char* name, int size, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!name || size <= 0) return CUDA_ERROR_INVALID_VALUE;
+    std::snprintf(name, static_cast<std::size_t>(size), "%s",
+                  settings().has_parts ? k_part_name : k_device_name);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 11040) cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetUuid, device, [&](Call&) {
-        if (!uuid) return CUDA_ERROR_INVALID_VALUE;
-        *uuid = uuid_of(SharedState::instance().own().gpus[device]);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11040) cuDeviceGetUuid(Call& c, CUuuid* uuid, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return give(uuid, uuid_of(SharedState::instance().own().gpus[device]));
 }
 
-SIM_ENTRY(safe, 3020) cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
-    return call_with_device(Entry::cuDeviceTotalMem, device, [&](Call&) {
-        if (!bytes) return CUDA_ERROR_INVALID_VALUE;
-        *bytes = settings().memory_bytes;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 3020) cuDeviceTotalMem(Call& c, std::size_t* bytes, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return give(bytes, settings().memory_bytes);
 }
 
-SIM_ENTRY(safe, 2000) cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetAttribute, device, [&](Call&) {
-        if (!value || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
-        *value = attribute_of(attribute, device);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 2000)
+cuDeviceGetAttribute(Call& c, int* value, CUdevice_attribute attribute, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!value || attribute <= 0 || attribute >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+    *value = attribute_of(attribute, device);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4010) cuDeviceGetPCIBusId(char* text, int size, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetPCIBusId, device, [&](Call&) {
-        if (!text || size <= 0) return CUDA_ERROR_INVALID_VALUE;
-        std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0",
-                      static_cast<unsigned>(device + 1) & 0xFFU);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4010) cuDeviceGetPCIBusId(Call& c, char* text, int size, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (!text || size <= 0) return CUDA_ERROR_INVALID_VALUE;
+    std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0",
+                  static_cast<unsigned>(device + 1) & 0xFFU);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-    return call_with_device(Entry::cuDeviceCanAccessPeer, std::max(device, peer), [&](Call&) {
-        if (!can || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
-        *can = device != peer ? 1 : 0;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuDeviceCanAccessPeer(Call& c, int* can, CUdevice device, CUdevice peer) {
+    if (!c.driver.has_device(std::max(device, peer))) return CUDA_ERROR_INVALID_DEVICE;
+    if (!can || std::min(device, peer) < 0) return CUDA_ERROR_INVALID_VALUE;
+    *can = device != peer ? 1 : 0;
+    return CUDA_SUCCESS;
 }

@@ -13,7 +13,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <thread>
+#include <type_traits>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -35,6 +37,66 @@ __attribute__((constructor)) void make_unwinder_ready() {
 __attribute__((destructor)) void end_life() {
     if (current_life == Life::ready) current_life = Life::exiting;
 }
+
+/// Why this call may not go on; CUDA_SUCCESS if it may. Not initialised, forked, exiting, inside a host
+/// function, or failed on request. Delays calls that are to be delayed.
+CUresult admit(Entry entry) {
+    const auto& point = entry_point(entry);
+    if (point.trait != Trait::early && point.trait != Trait::apart) {
+        if (current_life == Life::exiting) return CUDA_ERROR_DEINITIALIZED;
+        if (current_life != Life::ready) return CUDA_ERROR_NOT_INITIALIZED;
+        if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+    }
+    SIM_TRY(Faults::instance().next_failure(entry));
+    if (point.trait == Trait::queued) return CUDA_SUCCESS;
+    if (const auto time = Faults::instance().delay_of(entry); time.count() > 0)
+        std::this_thread::sleep_for(time);
+    Faults::instance().await_file(entry, false);
+    return CUDA_SUCCESS;
+}
+
+/// Runs the `body` of a driver function: CUresult(Call&).
+template <class Body>
+CUresult call(Entry entry, Body&& body) {
+    const auto begin = std::chrono::steady_clock::now();
+    ++Counts::instance().calls[static_cast<std::size_t>(entry)];
+    const auto status = without_exceptions([&]() -> CUresult {
+        SIM_TRY(admit(entry));
+        const auto trait = entry_point(entry).trait;
+        if (trait == Trait::early || trait == Trait::apart) {
+            Call unlocked{entry, Driver::instance(), {}};
+            return body(unlocked);
+        }
+        const CallUnderWay under_way(entry);
+        Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
+        if (under_way.is_first_after_restore()) part_from_others(locked.driver);
+        if (trait == Trait::unsafe) SIM_TRY(refuse_during_capture(locked.driver));
+        return body(locked);
+    });
+    const auto time = std::chrono::steady_clock::now() - begin;
+    Counts::instance().nanoseconds_inside += static_cast<std::uint64_t>(time.count());
+    trace_call(entry, status, time);
+    return status;
+}
+
+/// What an entry point's symbol leads to.
+template <Entry entry, class Function>
+struct Exported;
+template <Entry entry, class... Arguments>
+struct Exported<entry, CUresult(Arguments...)> {
+    template <auto& body>
+    static CUresult call(Arguments... arguments) {
+        return sim::call(entry, [&](Call& c) -> CUresult {
+            if constexpr (std::is_invocable_v<decltype(body), Call&, Arguments...>) {
+                return body(c, arguments...);
+            } else {
+                std::shared_ptr<Context> context;
+                SIM_TRY(current_context(c.driver, context));
+                return body(c, *context, arguments...);
+            }
+        });
+    }
+};
 
 } // namespace
 
@@ -61,32 +123,6 @@ HostFunctionScope::HostFunctionScope() noexcept {
 
 HostFunctionScope::~HostFunctionScope() {
     in_host_function = false;
-}
-
-CallRecord::CallRecord(Entry entry) noexcept : entry_(entry), begin_(std::chrono::steady_clock::now()) {
-    ++Counts::instance().calls[static_cast<std::size_t>(entry)];
-}
-
-CUresult CallRecord::admit() const {
-    const auto& point = entry_point(entry_);
-    if (point.trait != Trait::early && point.trait != Trait::apart) {
-        if (current_life == Life::exiting) return CUDA_ERROR_DEINITIALIZED;
-        if (current_life != Life::ready) return CUDA_ERROR_NOT_INITIALIZED;
-        if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
-    }
-    if (const auto status = Faults::instance().next_failure(entry_); status != CUDA_SUCCESS) return status;
-    if (point.trait == Trait::queued) return CUDA_SUCCESS;
-    if (const auto time = Faults::instance().delay_of(entry_); time.count() > 0)
-        std::this_thread::sleep_for(time);
-    Faults::instance().await_file(entry_, false);
-    return CUDA_SUCCESS;
-}
-
-CUresult CallRecord::finish(CUresult status) const noexcept {
-    const auto time = std::chrono::steady_clock::now() - begin_;
-    Counts::instance().nanoseconds_inside += static_cast<std::uint64_t>(time.count());
-    trace_call(entry_, status, time);
-    return status;
 }
 
 std::span<const EntryPoint> entry_points() noexcept {
@@ -116,3 +152,9 @@ Driver::Driver() : primaries(static_cast<std::size_t>(settings().devices)) {
 }
 
 } // namespace gpu_sleep::sim
+
+#define SIM_DEFINE_ENTRY(name, version, trait) SIM_DEFINE_ENTRY_NOW(name)
+#define SIM_DEFINE_ENTRY_NOW(symbol)                                                                         \
+    SIM_EXPORT(symbol, gpu_sleep::sim::Exported<gpu_sleep::sim::Entry::symbol,                               \
+                                                decltype(::symbol)>::call<gpu_sleep::sim::entries::symbol>)
+GPU_SLEEP_SIM_ENTRY_POINTS(SIM_DEFINE_ENTRY)

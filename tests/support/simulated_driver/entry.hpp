@@ -5,22 +5,33 @@
 
 #pragma once
 
+#include "freestanding/trampolines.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/checkpoint_gate.hpp"
 #include "support/simulated_driver/driver.hpp"
 #include "support/simulated_driver/entry_points.hpp"
+#include "support/simulated_driver/tries.hpp"
 
 #include <chrono>
 #include <exception>
 #include <mutex>
 #include <new>
 #include <system_error>
+#include <type_traits>
 
 /// Begins the definition of an entry point: its trait, and the CUDA version, as cuGetProcAddress counts, from
-/// which on the symbol that cuda.h's macros give is what the name means. The lists of them are made of these.
-#define SIM_ENTRY(trait, version) CUresult CUDAAPI
+/// which on the symbol that cuda.h's macros give is what the name means. Its parameters are the call, the
+/// current context if there has to be one, and what the program gives. The lists of them are made of these.
+#define SIM_ENTRY(trait, version) CUresult gpu_sleep::sim::entries::
 /// The same for a symbol that programs still ask for though cuda.h does not use it for the name. It is a call
 /// of the entry point that it calls.
 #define SIM_OLDER(version) extern "C" CUresult CUDAAPI
+
+/// Defines a symbol of the library: it leads to the function.
+#define SIM_EXPORT(symbol, ...)                                                                              \
+    extern "C" __attribute__((visibility("hidden"), used)) void* const sim_slot_##symbol =                   \
+        reinterpret_cast<void*>(&__VA_ARGS__);                                                               \
+    GPU_SLEEP_EXPORTED_JUMP(symbol, sim_slot_##symbol)
 
 namespace gpu_sleep::sim {
 
@@ -31,19 +42,9 @@ struct Call {
     std::unique_lock<std::mutex> lock;
 };
 
-/// Notes that a call began, and on the way out how it ended.
-class CallRecord {
-public:
-    explicit CallRecord(Entry entry) noexcept;
-    /// Why this call may not go on; CUDA_SUCCESS if it may. Not initialised, forked, exiting, inside a host
-    /// function, or failed on request. Delays calls that are to be delayed.
-    [[nodiscard]] CUresult admit() const;
-    CUresult finish(CUresult status) const noexcept;
-
-private:
-    Entry entry_;
-    std::chrono::steady_clock::time_point begin_;
-};
+namespace entries {
+GPU_SLEEP_SIM_DECLARATIONS
+}
 
 /// Whether the driver can be used in this process: from cuInit on, until the process exits or (in a child)
 /// forks.
@@ -57,12 +58,10 @@ CUresult begin_life();
 CUresult current_context(Driver& driver, std::shared_ptr<Context>& context);
 
 /// Marks the calling thread as running a host function, from which no driver function may be called.
-class HostFunctionScope {
+class HostFunctionScope : test::NotCopied {
 public:
     HostFunctionScope() noexcept;
     ~HostFunctionScope();
-    HostFunctionScope(const HostFunctionScope&) = delete;
-    HostFunctionScope& operator=(const HostFunctionScope&) = delete;
 };
 
 /// CUDA_SUCCESS, or CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED when captures under way forbid an unsafe call to
@@ -84,43 +83,12 @@ CUresult without_exceptions(Body&& body) {
     }
 }
 
-/// Runs the `body` of a driver function: CUresult(Call&).
-template <class Body>
-CUresult call(Entry entry, Body&& body) {
-    const CallRecord record(entry);
-    return record.finish(without_exceptions([&]() -> CUresult {
-        if (const auto refusal = record.admit(); refusal != CUDA_SUCCESS) return refusal;
-        const auto trait = entry_point(entry).trait;
-        if (trait == Trait::early || trait == Trait::apart) {
-            Call unlocked{entry, Driver::instance(), {}};
-            return body(unlocked);
-        }
-        const CallUnderWay under_way(entry);
-        Call locked{entry, Driver::instance(), std::unique_lock(Driver::instance().mutex)};
-        if (under_way.is_first_after_restore()) part_from_others(locked.driver);
-        if (trait == Trait::unsafe)
-            if (const auto refusal = refuse_during_capture(locked.driver); refusal != CUDA_SUCCESS)
-                return refusal;
-        return body(locked);
-    }));
-}
-
-/// The same for a function that needs a current context: CUresult(Call&, Context&).
-template <class Body>
-CUresult call_in_context(Entry entry, Body&& body) {
-    return call(entry, [&](Call& c) -> CUresult {
-        std::shared_ptr<Context> context;
-        if (const auto status = current_context(c.driver, context); status != CUDA_SUCCESS) return status;
-        return body(c, *context);
-    });
-}
-
-/// The same for a function about a device: CUresult(Call&).
-template <class Body>
-CUresult call_with_device(Entry entry, CUdevice device, Body&& body) {
-    return call(entry, [&](Call& c) -> CUresult {
-        return c.driver.has_device(device) ? body(c) : CUDA_ERROR_INVALID_DEVICE;
-    });
+/// Answers a program through its pointer.
+template <class T>
+CUresult give(T* to, const std::type_identity_t<T>& value) {
+    if (!to) return CUDA_ERROR_INVALID_VALUE;
+    *to = value;
+    return CUDA_SUCCESS;
 }
 
 } // namespace gpu_sleep::sim

@@ -45,8 +45,7 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
     const auto event = c.driver.events.find(handle);
     const auto stream = find_stream(c.driver, context, stream_handle);
     if (!event || !stream || event->context != stream->context.owner) return CUDA_ERROR_INVALID_HANDLE;
-    if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
     if (stream->capture) return record_captured(*stream, *event);
     const auto stamp = make_stamp(*event);
     const auto number = event->shared ? event->shared->record() : 0;
@@ -62,106 +61,88 @@ CUresult record_event(Call& c, Context& context, CUevent handle, CUstream stream
 
 /// A call about an event: `body` gets it, and its context.
 template <class Body>
-CUresult call_with_event(Entry entry, CUevent handle, Body&& body) {
-    return call(entry, [&](Call& c) -> CUresult {
-        const auto event = c.driver.events.find(handle);
-        if (!event) return CUDA_ERROR_INVALID_HANDLE;
-        if (event->captured) return break_capture_of(*event);
-        const auto context = find_context(c.driver, event->context->handle);
-        return context->error() != CUDA_SUCCESS ? context->error() : body(c, *context, *event);
-    });
+CUresult with_event(Call& c, CUevent handle, Body&& body) {
+    SIM_FIND(event, c.driver.events.find(handle), CUDA_ERROR_INVALID_HANDLE);
+    if (event->captured) return break_capture_of(*event);
+    const auto context = find_context(c.driver, event->context->handle);
+    return context->error() != CUDA_SUCCESS ? context->error() : body(*context, *event);
 }
 
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 2000) cuEventCreate(CUevent* handle, unsigned flags) {
-    return call_in_context(Entry::cuEventCreate, [&](Call& c, Context& context) {
-        if (!handle) return CUDA_ERROR_INVALID_VALUE;
-        const auto event = std::make_shared<Event>();
-        event->flags = flags;
-        event->context = context.owner;
-        if ((flags & CU_EVENT_INTERPROCESS) != 0) event->shared = SharedEvent::create();
-        *handle = c.driver.events.insert(event);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 2000) cuEventCreate(Call& c, Context& context, CUevent* handle, unsigned flags) {
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    const auto event = std::make_shared<Event>();
+    event->flags = flags;
+    event->context = context.owner;
+    if ((flags & CU_EVENT_INTERPROCESS) != 0) event->shared = SharedEvent::create();
+    *handle = c.driver.events.insert(event);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuEventDestroy(CUevent handle) {
-    return call(Entry::cuEventDestroy, [&](Call& c) {
-        return c.driver.events.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-    });
+SIM_ENTRY(safe, 4000) cuEventDestroy(Call& c, CUevent handle) {
+    return c.driver.events.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-SIM_ENTRY(queued, 2000) cuEventRecord(CUevent event, CUstream stream) {
-    return call_in_context(Entry::cuEventRecord, [&](Call& c, Context& context) {
-        return record_event(c, context, event, stream);
-    });
+SIM_ENTRY(queued, 2000) cuEventRecord(Call& c, Context& context, CUevent event, CUstream stream) {
+    return record_event(c, context, event, stream);
 }
 
 // Both are unsafe amid a capture, but of a captured event the driver says that first.
-SIM_ENTRY(safe, 2000) cuEventQuery(CUevent handle) {
-    return call_with_event(
-        Entry::cuEventQuery, handle, [](Call& c, const Context& context, const Event& event) {
-            if (const auto status = refuse_during_capture(c.driver); status != CUDA_SUCCESS) return status;
-            return is_done(event) ? context.error() : CUDA_ERROR_NOT_READY;
-        });
+SIM_ENTRY(safe, 2000) cuEventQuery(Call& c, CUevent handle) {
+    return with_event(c, handle, [&](const Context& context, const Event& event) {
+        SIM_TRY(refuse_during_capture(c.driver));
+        return is_done(event) ? context.error() : CUDA_ERROR_NOT_READY;
+    });
 }
 
-SIM_ENTRY(safe, 2000) cuEventSynchronize(CUevent handle) {
-    return call_with_event(
-        Entry::cuEventSynchronize, handle, [](Call& c, const Context& context, const Event& event) {
-            if (const auto refusal = refuse_during_capture(c.driver); refusal != CUDA_SUCCESS) return refusal;
-            const auto tickets = tickets_of(event);
-            const auto status = wait_for(c, context, std::vector<Ticket>(tickets));
-            if (status == CUDA_SUCCESS) synchronize_pools(c.driver, tickets);
-            return status;
-        });
+SIM_ENTRY(safe, 2000) cuEventSynchronize(Call& c, CUevent handle) {
+    return with_event(c, handle, [&](const Context& context, const Event& event) {
+        SIM_TRY(refuse_during_capture(c.driver));
+        const auto tickets = tickets_of(event);
+        const auto status = wait_for(c, context, std::vector<Ticket>(tickets));
+        if (status == CUDA_SUCCESS) synchronize_pools(c.driver, tickets);
+        return status;
+    });
 }
 
-SIM_ENTRY(safe, 12080) cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-    return call_with_event(
-        Entry::cuEventElapsedTime, start, [&](Call& c, const Context&, const Event& first) {
-            const auto second = c.driver.events.find(end);
-            if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
-            if (!second || !first.stamp || !second->stamp) return CUDA_ERROR_INVALID_HANDLE;
-            if (!is_done(first) || !is_done(*second)) return CUDA_ERROR_NOT_READY;
-            *milliseconds = static_cast<float>(static_cast<double>(*second->stamp - *first.stamp) / 1e6);
-            return CUDA_SUCCESS;
-        });
-}
-
-SIM_ENTRY(queued, 3020) cuStreamWaitEvent(CUstream stream_handle, CUevent event_handle, unsigned) {
-    return call_in_context(Entry::cuStreamWaitEvent, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, stream_handle);
-        const auto event = c.driver.events.find(event_handle);
-        if (!stream || !event) return CUDA_ERROR_INVALID_HANDLE;
-        if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-            return status;
-        if (event->captured) return wait_captured(stream, *event);
-        if (stream->capture) {
-            // Captured work may not depend on work outside of the capture.
-            break_capture(*stream);
-            return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-        }
-        enqueue(*stream, tickets_of(*event), nullptr);
+SIM_ENTRY(safe, 12080) cuEventElapsedTime(Call& c, float* milliseconds, CUevent start, CUevent end) {
+    return with_event(c, start, [&](const Context&, const Event& first) {
+        const auto second = c.driver.events.find(end);
+        if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+        if (!second || !first.stamp || !second->stamp) return CUDA_ERROR_INVALID_HANDLE;
+        if (!is_done(first) || !is_done(*second)) return CUDA_ERROR_NOT_READY;
+        *milliseconds = static_cast<float>(static_cast<double>(*second->stamp - *first.stamp) / 1e6);
         return CUDA_SUCCESS;
     });
 }
 
-SIM_ENTRY(safe, 12050) cuCtxRecordEvent(CUcontext context_handle, CUevent event_handle) {
-    return call(Entry::cuCtxRecordEvent, [&](Call& c) {
-        const auto context = find_context(c.driver, context_handle);
-        const auto event = c.driver.events.find(event_handle);
-        if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-        if (!event || event->context != context->owner) return CUDA_ERROR_INVALID_HANDLE;
-        if (context->error() != CUDA_SUCCESS) return context->error();
-        if (break_captures_of(c.driver, *context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        forget_capture(*event);
-        event->stamp = nullptr;
-        event->tickets = all_work(*context);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(queued, 3020)
+cuStreamWaitEvent(Call& c, Context& context, CUstream stream_handle, CUevent event_handle, unsigned) {
+    const auto stream = find_stream(c.driver, context, stream_handle);
+    const auto event = c.driver.events.find(event_handle);
+    if (!stream || !event) return CUDA_ERROR_INVALID_HANDLE;
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
+    if (event->captured) return wait_captured(stream, *event);
+    if (stream->capture) {
+        // Captured work may not depend on work outside of the capture.
+        break_capture(*stream);
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    enqueue(*stream, tickets_of(*event), nullptr);
+    return CUDA_SUCCESS;
+}
+
+SIM_ENTRY(safe, 12050) cuCtxRecordEvent(Call& c, CUcontext context_handle, CUevent event_handle) {
+    const auto context = find_context(c.driver, context_handle);
+    const auto event = c.driver.events.find(event_handle);
+    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!event || event->context != context->owner) return CUDA_ERROR_INVALID_HANDLE;
+    if (context->error() != CUDA_SUCCESS) return context->error();
+    if (break_captures_of(c.driver, *context)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    forget_capture(*event);
+    event->stamp = nullptr;
+    event->tickets = all_work(*context);
+    return CUDA_SUCCESS;
 }

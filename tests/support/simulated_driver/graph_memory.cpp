@@ -8,13 +8,14 @@
 #include "support/simulated_driver/device_budget.hpp"
 #include "support/simulated_driver/memory_pools.hpp"
 #include "support/simulated_driver/plain_memory.hpp"
+#include "support/simulated_driver/tries.hpp"
 
 namespace gpu_sleep::sim {
 namespace {
 
 CUresult back(Driver& driver, const GraphMemory& memory) {
-    const auto physical = Physical::create(driver.pool(memory.device), memory.reserved);
-    if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
+    SIM_FIND(physical, Physical::create(driver.pool(memory.device), memory.reserved),
+             CUDA_ERROR_OUT_OF_MEMORY);
     auto status = driver.space.map(memory.begin, physical, Origin::pool);
     for (auto it = memory.access.begin(); it != memory.access.end() && status == CUDA_SUCCESS; ++it)
         status =
@@ -27,7 +28,7 @@ CUresult back(Driver& driver, const GraphMemory& memory) {
 
 CUresult AllocationNode::prepare(Driver& driver, bool frees_first) const {
     if (memory_->live == 0) {
-        if (const auto status = back(driver, *memory_); status != CUDA_SUCCESS) return status;
+        SIM_TRY(back(driver, *memory_));
         memory_->live = 1;
         return CUDA_SUCCESS;
     }
@@ -64,8 +65,7 @@ CUresult make_allocation_node(Driver& driver, const Context& context, CUgraph gr
     memory->access = access;
     memory->access[device] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     memory->graph = graph;
-    const auto status = driver.space.reserve(memory->reserved, k_page, 0, Origin::pool, memory->begin);
-    if (status != CUDA_SUCCESS) return status;
+    SIM_TRY(driver.space.reserve(memory->reserved, k_page, 0, Origin::pool, memory->begin));
     driver.graph_memory[memory->begin] = memory;
     node = std::make_shared<AllocationNode>(memory);
     return CUDA_SUCCESS;

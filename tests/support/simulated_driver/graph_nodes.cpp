@@ -19,30 +19,26 @@ using Dependencies = std::span<const CUgraphNode>;
 
 /// A call that adds a node: `make` gives it its work.
 template <class Make>
-CUresult call_add_node(Entry entry, CUgraphNode* node, CUgraph handle, Dependencies dependencies,
-                       const void* parameters, Make&& make) noexcept {
-    return call_in_context(entry, [&](Call& c, Context& context) -> CUresult {
-        const auto graph = c.driver.graphs.find(handle);
-        const auto exists = [&](CUgraphNode each) { return c.driver.nodes.find(each) != nullptr; };
-        if (!node || !graph || !parameters || !std::all_of(dependencies.begin(), dependencies.end(), exists))
-            return CUDA_ERROR_INVALID_VALUE;
-        std::shared_ptr<const Work> work;
-        if (const auto status = make(c, context, work); status != CUDA_SUCCESS) return status;
-        *node = add_node(c.driver, *graph, std::move(work));
-        return CUDA_SUCCESS;
-    });
+CUresult add_node_of(Call& c, CUgraphNode* node, CUgraph handle, Dependencies dependencies,
+                     const void* parameters, Make&& make) {
+    const auto graph = c.driver.graphs.find(handle);
+    const auto exists = [&](CUgraphNode each) { return c.driver.nodes.find(each) != nullptr; };
+    if (!node || !graph || !parameters || !std::all_of(dependencies.begin(), dependencies.end(), exists))
+        return CUDA_ERROR_INVALID_VALUE;
+    std::shared_ptr<const Work> work;
+    SIM_TRY(make(work));
+    *node = add_node(c.driver, *graph, std::move(work));
+    return CUDA_SUCCESS;
 }
 
 /// A call that asks a node that does `T` for its parameters.
 template <class T, class Parameters>
-CUresult call_get_parameters(Entry entry, CUgraphNode handle, Parameters* parameters) noexcept {
-    return call(entry, [&](Call& c) -> CUresult {
-        const auto node = c.driver.nodes.find(handle);
-        const auto* work = node ? dynamic_cast<const T*>(node->work.get()) : nullptr;
-        if (!work || !parameters) return CUDA_ERROR_INVALID_VALUE;
-        *parameters = work->node_parameters();
-        return CUDA_SUCCESS;
-    });
+CUresult get_parameters(Call& c, CUgraphNode handle, Parameters* parameters) {
+    const auto node = c.driver.nodes.find(handle);
+    const auto* work = node ? dynamic_cast<const T*>(node->work.get()) : nullptr;
+    if (!work || !parameters) return CUDA_ERROR_INVALID_VALUE;
+    *parameters = work->node_parameters();
+    return CUDA_SUCCESS;
 }
 
 /// What a node of these parameters does. Errors: INVALID_VALUE, NOT_SUPPORTED.
@@ -71,13 +67,10 @@ CUresult make_node(const Call& c, const Context& current, const CUgraphNodeParam
 
 /// A call that gives a node other work of its kind.
 template <class Make>
-CUresult call_set_parameters(Entry entry, CUgraphNode handle, CUgraphNodeType type, const void* parameters,
-                             Make&& make) noexcept {
-    return call_in_context(entry, [&](Call& c, const Context& context) {
-        const auto node = c.driver.nodes.find(handle);
-        return parameters && node && node->work->type() == type ? make(c, context, node->work)
-                                                                : CUDA_ERROR_INVALID_VALUE;
-    });
+CUresult set_parameters(Call& c, CUgraphNode handle, CUgraphNodeType type, const void* parameters,
+                        Make&& make) {
+    const auto node = c.driver.nodes.find(handle);
+    return parameters && node && node->work->type() == type ? make(node->work) : CUDA_ERROR_INVALID_VALUE;
 }
 
 } // namespace
@@ -93,138 +86,118 @@ CUresult make_launch(const Driver& driver, const Context& context, const CUDA_KE
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 10000) cuGraphCreate(CUgraph* graph, unsigned flags) {
-    return call(Entry::cuGraphCreate, [&](Call& c) {
-        if (!graph || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-        *graph = c.driver.graphs.insert(std::make_shared<Graph>());
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 10000) cuGraphCreate(Call& c, CUgraph* graph, unsigned flags) {
+    if (!graph || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    *graph = c.driver.graphs.insert(std::make_shared<Graph>());
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 10000) cuGraphDestroy(CUgraph handle) {
-    return call(Entry::cuGraphDestroy, [&](Call& c) {
-        if (!c.driver.graphs.find(handle)) return CUDA_ERROR_INVALID_VALUE;
-        destroy_graph(c.driver, handle);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 10000) cuGraphDestroy(Call& c, CUgraph handle) {
+    if (!c.driver.graphs.find(handle)) return CUDA_ERROR_INVALID_VALUE;
+    destroy_graph(c.driver, handle);
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 12000)
-cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
+cuGraphAddKernelNode(Call& c, Context& context, CUgraphNode* node, CUgraph graph,
+                     const CUgraphNode* dependencies, std::size_t count,
                      const CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call_add_node(Entry::cuGraphAddKernelNode, node, graph, {dependencies, count}, parameters,
-                         [&](Call& c, const Context& context, auto& work) {
-                             return make_launch(c.driver, context, *parameters, work);
-                         });
+    return add_node_of(c, node, graph, {dependencies, count}, parameters,
+                       [&](auto& work) { return make_launch(c.driver, context, *parameters, work); });
 }
 
 SIM_ENTRY(safe, 10000)
-cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
-                     const CUDA_MEMCPY3D* parameters, CUcontext context_handle) {
-    return call_add_node(Entry::cuGraphAddMemcpyNode, node, graph, {dependencies, count}, parameters,
-                         [&](Call& c, const Context&, auto& work) {
-                             const auto context = find_context(c.driver, context_handle);
-                             return context ? make_copy(c, *context, *parameters, work)
-                                            : CUDA_ERROR_INVALID_VALUE;
-                         });
+cuGraphAddMemcpyNode(Call& c, Context&, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                     std::size_t count, const CUDA_MEMCPY3D* parameters, CUcontext context_handle) {
+    return add_node_of(c, node, graph, {dependencies, count}, parameters, [&](auto& work) {
+        const auto context = find_context(c.driver, context_handle);
+        return context ? make_copy(c, *context, *parameters, work) : CUDA_ERROR_INVALID_VALUE;
+    });
 }
 
 SIM_ENTRY(safe, 10000)
-cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
-                     const CUDA_MEMSET_NODE_PARAMS* parameters, CUcontext context_handle) {
-    return call_add_node(Entry::cuGraphAddMemsetNode, node, graph, {dependencies, count}, parameters,
-                         [&](Call& c, const Context&, auto& work) {
-                             const auto context = find_context(c.driver, context_handle);
-                             return context ? make_memset(c, *context, *parameters, work)
-                                            : CUDA_ERROR_INVALID_VALUE;
-                         });
-}
-
-SIM_ENTRY(safe, 10000) cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
-    return call(Entry::cuGraphGetNodes, [&](Call& c) {
-        const auto graph = c.driver.graphs.find(handle);
-        if (!graph || !count) return CUDA_ERROR_INVALID_VALUE;
-        if (!nodes) {
-            *count = graph->nodes.size();
-            return CUDA_SUCCESS;
-        }
-        // As documented: places beyond the last node are cleared, and the count says how many there are.
-        for (std::size_t i = 0; i < *count; ++i)
-            nodes[i] = i < graph->nodes.size() ? graph->nodes[i]->handle : nullptr;
-        *count = std::min(*count, graph->nodes.size());
-        return CUDA_SUCCESS;
+cuGraphAddMemsetNode(Call& c, Context&, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                     std::size_t count, const CUDA_MEMSET_NODE_PARAMS* parameters, CUcontext context_handle) {
+    return add_node_of(c, node, graph, {dependencies, count}, parameters, [&](auto& work) {
+        const auto context = find_context(c.driver, context_handle);
+        return context ? make_memset(c, *context, *parameters, work) : CUDA_ERROR_INVALID_VALUE;
     });
 }
 
-SIM_ENTRY(safe, 10000) cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
-    return call(Entry::cuGraphNodeGetType, [&](Call& c) {
-        const auto node = c.driver.nodes.find(handle);
-        if (!node || !type) return CUDA_ERROR_INVALID_VALUE;
-        *type = node->work->type();
+SIM_ENTRY(safe, 10000) cuGraphGetNodes(Call& c, CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
+    const auto graph = c.driver.graphs.find(handle);
+    if (!graph || !count) return CUDA_ERROR_INVALID_VALUE;
+    if (!nodes) {
+        *count = graph->nodes.size();
         return CUDA_SUCCESS;
-    });
+    }
+    // As documented: places beyond the last node are cleared, and the count says how many there are.
+    for (std::size_t i = 0; i < *count; ++i)
+        nodes[i] = i < graph->nodes.size() ? graph->nodes[i]->handle : nullptr;
+    *count = std::min(*count, graph->nodes.size());
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 12000) cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call_get_parameters<KernelLaunch>(Entry::cuGraphKernelNodeGetParams, node, parameters);
-}
-
-SIM_ENTRY(safe, 10000) cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* parameters) {
-    return call_get_parameters<Copy>(Entry::cuGraphMemcpyNodeGetParams, node, parameters);
-}
-
-SIM_ENTRY(safe, 10000) cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* parameters) {
-    return call_get_parameters<Memset>(Entry::cuGraphMemsetNodeGetParams, node, parameters);
+SIM_ENTRY(safe, 10000) cuGraphNodeGetType(Call& c, CUgraphNode handle, CUgraphNodeType* type) {
+    const auto node = c.driver.nodes.find(handle);
+    if (!node || !type) return CUDA_ERROR_INVALID_VALUE;
+    *type = node->work->type();
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 12000)
-cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call_set_parameters(Entry::cuGraphKernelNodeSetParams, handle, CU_GRAPH_NODE_TYPE_KERNEL,
-                               parameters, [&](Call& c, const Context& context, auto& work) {
-                                   return make_launch(c.driver, context, *parameters, work);
-                               });
+cuGraphKernelNodeGetParams(Call& c, CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* parameters) {
+    return get_parameters<KernelLaunch>(c, node, parameters);
 }
 
-SIM_ENTRY(safe, 10000) cuGraphMemcpyNodeSetParams(CUgraphNode handle, const CUDA_MEMCPY3D* parameters) {
-    return call_set_parameters(Entry::cuGraphMemcpyNodeSetParams, handle, CU_GRAPH_NODE_TYPE_MEMCPY,
-                               parameters, [&](Call& c, const Context& context, auto& work) {
-                                   return make_copy(c, context, *parameters, work);
-                               });
+SIM_ENTRY(safe, 10000) cuGraphMemcpyNodeGetParams(Call& c, CUgraphNode node, CUDA_MEMCPY3D* parameters) {
+    return get_parameters<Copy>(c, node, parameters);
 }
 
-SIM_ENTRY(safe, 12020) cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* parameters) {
+SIM_ENTRY(safe, 10000)
+cuGraphMemsetNodeGetParams(Call& c, CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* parameters) {
+    return get_parameters<Memset>(c, node, parameters);
+}
+
+SIM_ENTRY(safe, 12000)
+cuGraphKernelNodeSetParams(Call& c, Context& context, CUgraphNode handle,
+                           const CUDA_KERNEL_NODE_PARAMS* parameters) {
+    return set_parameters(c, handle, CU_GRAPH_NODE_TYPE_KERNEL, parameters,
+                          [&](auto& work) { return make_launch(c.driver, context, *parameters, work); });
+}
+
+SIM_ENTRY(safe, 10000)
+cuGraphMemcpyNodeSetParams(Call& c, Context& context, CUgraphNode handle, const CUDA_MEMCPY3D* parameters) {
+    return set_parameters(c, handle, CU_GRAPH_NODE_TYPE_MEMCPY, parameters,
+                          [&](auto& work) { return make_copy(c, context, *parameters, work); });
+}
+
+SIM_ENTRY(safe, 12020)
+cuGraphNodeSetParams(Call& c, Context& context, CUgraphNode handle, CUgraphNodeParams* parameters) {
     if (!parameters) return CUDA_ERROR_INVALID_VALUE;
-    return call_set_parameters(Entry::cuGraphNodeSetParams, handle, parameters->type, parameters,
-                               [&](Call& c, const Context& context, auto& work) {
-                                   return make_node(c, context, *parameters, work);
-                               });
+    return set_parameters(c, handle, parameters->type, parameters,
+                          [&](auto& work) { return make_node(c, context, *parameters, work); });
 }
 
 SIM_ENTRY(safe, 13000)
-cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData*,
-               std::size_t count, CUgraphNodeParams* parameters) {
-    return call_add_node(Entry::cuGraphAddNode, node, graph, {dependencies, count}, parameters,
-                         [&](Call& c, const Context& context, auto& work) {
-                             return make_node(c, context, *parameters, work);
-                         });
+cuGraphAddNode(Call& c, Context& context, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+               const CUgraphEdgeData*, std::size_t count, CUgraphNodeParams* parameters) {
+    return add_node_of(c, node, graph, {dependencies, count}, parameters,
+                       [&](auto& work) { return make_node(c, context, *parameters, work); });
 }
 
 SIM_ENTRY(safe, 11070)
-cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
-                         const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
-    return call_add_node(Entry::cuGraphAddBatchMemOpNode, node, graph, {dependencies, count}, parameters,
-                         [&](Call& c, const Context&, auto& work) {
-                             const auto context = find_context(c.driver, parameters->ctx);
-                             return context
-                                        ? make_operations(c.driver, *context,
-                                                          {parameters->paramArray, parameters->count}, work)
-                                        : CUDA_ERROR_INVALID_VALUE;
-                         });
+cuGraphAddBatchMemOpNode(Call& c, Context&, CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                         std::size_t count, const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+    return add_node_of(c, node, graph, {dependencies, count}, parameters, [&](auto& work) {
+        const auto context = find_context(c.driver, parameters->ctx);
+        return context
+                   ? make_operations(c.driver, *context, {parameters->paramArray, parameters->count}, work)
+                   : CUDA_ERROR_INVALID_VALUE;
+    });
 }
 
 SIM_ENTRY(safe, 11070)
-cuGraphBatchMemOpNodeGetParams(CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
-    return call_get_parameters<ValueOperations>(Entry::cuGraphBatchMemOpNodeGetParams, node, parameters);
+cuGraphBatchMemOpNodeGetParams(Call& c, CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
+    return get_parameters<ValueOperations>(c, node, parameters);
 }

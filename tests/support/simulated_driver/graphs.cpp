@@ -42,7 +42,7 @@ public:
     CUresult run(const Execution& execution) const override {
         for (const auto& step : steps_) {
             if (execution.cancelled) break;
-            if (const auto status = step.work->run(execution); status != CUDA_SUCCESS) return status;
+            SIM_TRY(step.work->run(execution));
         }
         return CUDA_SUCCESS;
     }
@@ -115,110 +115,84 @@ bool update(GraphExec& exec, const Graph& graph) {
     return true;
 }
 
-/// A call about an instantiated graph and a stream.
-template <class Body>
-CUresult call_with_exec(Entry entry, CUgraphExec handle, CUstream stream_handle, Body&& body) noexcept {
-    return call_in_context(entry, [&](Call& c, Context& context) -> CUresult {
-        const auto exec = c.driver.execs.find(handle);
-        const auto stream = find_stream(c.driver, context, stream_handle);
-        if (!exec) return CUDA_ERROR_INVALID_VALUE;
-        return stream ? body(c, *exec, *stream) : CUDA_ERROR_INVALID_HANDLE;
-    });
-}
-
 /// A call that gives one node of an instantiated graph other work of its kind.
 template <class Make>
-CUresult call_set_step(Entry entry, CUgraphExec handle, CUgraphNode node, CUgraphNodeType type,
-                       const void* parameters, Make&& make) noexcept {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        const auto exec = c.driver.execs.find(handle);
-        if (!exec || !parameters) return CUDA_ERROR_INVALID_VALUE;
-        auto steps = run_of(*exec).steps();
-        const auto step = std::find_if(steps.begin(), steps.end(), [=](const auto& s) {
-            return s.node == node && s.work->type() == type;
-        });
-        if (step == steps.end()) return CUDA_ERROR_INVALID_VALUE;
-        const auto status = make(c, context, step->work);
-        if (status == CUDA_SUCCESS) exec->work = run_of(*exec).with(std::move(steps));
-        return status;
-    });
+CUresult set_step(Call& c, CUgraphExec handle, CUgraphNode node, CUgraphNodeType type, const void* parameters,
+                  Make&& make) {
+    const auto exec = c.driver.execs.find(handle);
+    if (!exec || !parameters) return CUDA_ERROR_INVALID_VALUE;
+    auto steps = run_of(*exec).steps();
+    const auto step = std::find_if(steps.begin(), steps.end(),
+                                   [=](const auto& s) { return s.node == node && s.work->type() == type; });
+    if (step == steps.end()) return CUDA_ERROR_INVALID_VALUE;
+    const auto status = make(step->work);
+    if (status == CUDA_SUCCESS) exec->work = run_of(*exec).with(std::move(steps));
+    return status;
 }
 
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 12000) cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-    return call_in_context(Entry::cuGraphInstantiate, [&](Call& c, Context& context) {
-        return instantiate(c, context, exec, graph, flags);
-    });
+SIM_ENTRY(safe, 12000)
+cuGraphInstantiate(Call& c, Context& context, CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+    return instantiate(c, context, exec, graph, flags);
 }
 
 SIM_ENTRY(safe, 12000)
-cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
-    return call_in_context(Entry::cuGraphInstantiateWithParams, [&](Call& c, Context& context) {
-        if (!parameters) return CUDA_ERROR_INVALID_VALUE;
-        const auto status = instantiate(c, context, exec, graph, parameters->flags);
-        parameters->result_out =
-            status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-        return status;
-    });
+cuGraphInstantiateWithParams(Call& c, Context& context, CUgraphExec* exec, CUgraph graph,
+                             CUDA_GRAPH_INSTANTIATE_PARAMS* parameters) {
+    if (!parameters) return CUDA_ERROR_INVALID_VALUE;
+    const auto status = instantiate(c, context, exec, graph, parameters->flags);
+    parameters->result_out =
+        status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    return status;
 }
 
 SIM_ENTRY(safe, 12000)
-cuGraphExecUpdate(CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResultInfo* result) {
-    return call(Entry::cuGraphExecUpdate, [&](Call& c) {
-        const auto exec = c.driver.execs.find(handle);
-        const auto graph = c.driver.graphs.find(graph_handle);
-        if (!exec || !graph || !result) return CUDA_ERROR_INVALID_VALUE;
-        *result = {};
-        if (update(*exec, *graph)) return CUDA_SUCCESS;
-        result->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    });
+cuGraphExecUpdate(Call& c, CUgraphExec handle, CUgraph graph_handle, CUgraphExecUpdateResultInfo* result) {
+    const auto exec = c.driver.execs.find(handle);
+    const auto graph = c.driver.graphs.find(graph_handle);
+    if (!exec || !graph || !result) return CUDA_ERROR_INVALID_VALUE;
+    *result = {};
+    if (update(*exec, *graph)) return CUDA_SUCCESS;
+    result->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
 }
 
 SIM_ENTRY(safe, 12000)
-cuGraphExecKernelNodeSetParams(CUgraphExec handle, CUgraphNode node,
+cuGraphExecKernelNodeSetParams(Call& c, Context& context, CUgraphExec handle, CUgraphNode node,
                                const CUDA_KERNEL_NODE_PARAMS* parameters) {
-    return call_set_step(Entry::cuGraphExecKernelNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_KERNEL,
-                         parameters, [&](Call& c, const Context& context, auto& work) {
-                             return make_launch(c.driver, context, *parameters, work);
-                         });
+    return set_step(c, handle, node, CU_GRAPH_NODE_TYPE_KERNEL, parameters,
+                    [&](auto& work) { return make_launch(c.driver, context, *parameters, work); });
 }
 
 SIM_ENTRY(safe, 10020)
-cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode node, const CUDA_MEMCPY3D* parameters,
-                               CUcontext context_handle) {
-    return call_set_step(Entry::cuGraphExecMemcpyNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_MEMCPY,
-                         parameters, [&](Call& c, const Context&, auto& work) {
-                             const auto context = find_context(c.driver, context_handle);
-                             return context ? make_copy(c, *context, *parameters, work)
-                                            : CUDA_ERROR_INVALID_VALUE;
-                         });
+cuGraphExecMemcpyNodeSetParams(Call& c, Context&, CUgraphExec handle, CUgraphNode node,
+                               const CUDA_MEMCPY3D* parameters, CUcontext context_handle) {
+    return set_step(c, handle, node, CU_GRAPH_NODE_TYPE_MEMCPY, parameters, [&](auto& work) {
+        const auto context = find_context(c.driver, context_handle);
+        return context ? make_copy(c, *context, *parameters, work) : CUDA_ERROR_INVALID_VALUE;
+    });
 }
 
 SIM_ENTRY(safe, 11070)
-cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
+cuGraphExecBatchMemOpNodeSetParams(Call& c, Context& context, CUgraphExec handle, CUgraphNode node,
                                    const CUDA_BATCH_MEM_OP_NODE_PARAMS* parameters) {
-    return call_set_step(
-        Entry::cuGraphExecBatchMemOpNodeSetParams, handle, node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, parameters,
-        [&](Call& c, const Context& context, auto& work) {
-            return make_operations(c.driver, context, {parameters->paramArray, parameters->count}, work);
-        });
-}
-
-SIM_ENTRY(queued, 10000) cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
-    return call_with_exec(
-        Entry::cuGraphLaunch, handle, stream_handle,
-        [](Call& c, const GraphExec& exec, Stream& stream) { return submit(c, stream, exec.work); });
-}
-
-SIM_ENTRY(safe, 10000) cuGraphExecDestroy(CUgraphExec handle) {
-    return call(Entry::cuGraphExecDestroy, [&](Call& c) {
-        if (!c.driver.execs.remove(handle)) return CUDA_ERROR_INVALID_VALUE;
-        forget_graph_memory(c.driver);
-        return CUDA_SUCCESS;
+    return set_step(c, handle, node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, parameters, [&](auto& work) {
+        return make_operations(c.driver, context, {parameters->paramArray, parameters->count}, work);
     });
+}
+
+SIM_ENTRY(queued, 10000)
+cuGraphLaunch(Call& c, Context& context, CUgraphExec handle, CUstream stream_handle) {
+    const auto exec = c.driver.execs.find(handle);
+    const auto stream = find_stream(c.driver, context, stream_handle);
+    if (!exec) return CUDA_ERROR_INVALID_VALUE;
+    return stream ? submit(c, *stream, exec->work) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+SIM_ENTRY(safe, 10000) cuGraphExecDestroy(Call& c, CUgraphExec handle) {
+    if (!c.driver.execs.remove(handle)) return CUDA_ERROR_INVALID_VALUE;
+    forget_graph_memory(c.driver);
+    return CUDA_SUCCESS;
 }

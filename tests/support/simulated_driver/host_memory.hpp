@@ -16,8 +16,7 @@ namespace gpu_sleep::sim {
 class Context;
 
 struct HostRange {
-    std::uint64_t begin = 0;
-    std::uint64_t bytes = 0;
+    std::uint64_t begin = 0, bytes = 0;
     bool allocated = false; ///< by the driver, which frees it
     const Context* owner = nullptr;
     Generation since = 0;

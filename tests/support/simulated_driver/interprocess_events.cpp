@@ -84,27 +84,20 @@ bool SharedEvent::reached(std::uint64_t number) {
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 4010) cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event) {
-    return call(Entry::cuIpcGetEventHandle, [&](Call& c) {
-        const auto found = c.driver.events.find(event);
-        if (!found) return CUDA_ERROR_INVALID_HANDLE;
-        if (!handle || !found->shared) return CUDA_ERROR_INVALID_VALUE;
-        *handle = found->shared->handle();
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4010) cuIpcGetEventHandle(Call& c, CUipcEventHandle* handle, CUevent event) {
+    SIM_FIND(found, c.driver.events.find(event), CUDA_ERROR_INVALID_HANDLE);
+    if (!handle || !found->shared) return CUDA_ERROR_INVALID_VALUE;
+    *handle = found->shared->handle();
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4010) cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle handle) {
-    return call_in_context(Entry::cuIpcOpenEventHandle, [&](Call& c, Context& context) {
-        const auto shared = event ? SharedEvent::open(handle) : nullptr;
-        if (!shared) return CUDA_ERROR_INVALID_VALUE;
-        const auto opened = std::make_shared<Event>();
-        opened->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
-        opened->context = context.owner;
-        opened->shared = shared;
-        *event = c.driver.events.insert(opened);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4010)
+cuIpcOpenEventHandle(Call& c, Context& context, CUevent* event, CUipcEventHandle handle) {
+    SIM_FIND(shared, event ? SharedEvent::open(handle) : nullptr, CUDA_ERROR_INVALID_VALUE);
+    const auto opened = std::make_shared<Event>();
+    opened->flags = CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING;
+    opened->context = context.owner;
+    opened->shared = shared;
+    *event = c.driver.events.insert(opened);
+    return CUDA_SUCCESS;
 }

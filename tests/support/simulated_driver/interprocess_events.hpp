@@ -35,8 +35,7 @@ public:
 
 private:
     struct Page {
-        std::atomic<std::uint64_t> recorded;
-        std::atomic<std::uint64_t> completed;
+        std::atomic<std::uint64_t> recorded, completed;
         std::atomic<int> recorder; ///< a process
     };
     SharedEvent(UniqueFd file, Page* page) : file_(std::move(file)), page_(page) {}

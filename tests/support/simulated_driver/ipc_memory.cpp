@@ -37,47 +37,38 @@ std::shared_ptr<Physical> open_memory(const IpcTicket& ticket) {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 4010) cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
-    return call_in_context(Entry::cuIpcGetMemHandle, [&](Call& c, Context&) {
-        const auto* mapping = c.driver.space.find(address);
-        const auto plain = mapping ? c.driver.plain.find(mapping->begin) : c.driver.plain.end();
-        // Nothing but memory of cuMemAlloc can be shared this way.
-        if (!handle || plain == c.driver.plain.end() ||
-            plain->second.kind != PlainAllocation::Kind::allocated)
-            return CUDA_ERROR_INVALID_VALUE;
-        const auto memory = mapping->memory;
-        if (const auto status = share(c.driver, *memory); status != CUDA_SUCCESS) return status;
-        const IpcTicket ticket{k_handle_magic, ::getpid(), memory->fd(), plain->second.bytes};
-        *handle = {};
-        std::memcpy(handle->reserved, &ticket, sizeof ticket);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4010) cuIpcGetMemHandle(Call& c, Context&, CUipcMemHandle* handle, CUdeviceptr address) {
+    const auto* mapping = c.driver.space.find(address);
+    const auto plain = mapping ? c.driver.plain.find(mapping->begin) : c.driver.plain.end();
+    // Nothing but memory of cuMemAlloc can be shared this way.
+    if (!handle || plain == c.driver.plain.end() || plain->second.kind != PlainAllocation::Kind::allocated)
+        return CUDA_ERROR_INVALID_VALUE;
+    const auto memory = mapping->memory;
+    SIM_TRY(share(c.driver, *memory));
+    const IpcTicket ticket{k_handle_magic, ::getpid(), memory->fd(), plain->second.bytes};
+    *handle = {};
+    std::memcpy(handle->reserved, &ticket, sizeof ticket);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 11000) cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
-    return call_in_context(Entry::cuIpcOpenMemHandle, [&](Call& c, Context& context) {
-        IpcTicket ticket;
-        std::memcpy(&ticket, handle.reserved, sizeof ticket);
-        if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.magic != k_handle_magic)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (ticket.process == ::getpid()) return CUDA_ERROR_INVALID_CONTEXT;
-        const auto memory = open_memory(ticket);
-        if (!memory || memory->device() >= c.driver.device_count()) return CUDA_ERROR_INVALID_VALUE;
-        return add_plain_memory(c.driver, context, memory, ticket.bytes, PlainAllocation::Kind::imported,
-                                *address);
-    });
+SIM_ENTRY(safe, 11000)
+cuIpcOpenMemHandle(Call& c, Context& context, CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
+    IpcTicket ticket;
+    std::memcpy(&ticket, handle.reserved, sizeof ticket);
+    if (!address || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || ticket.magic != k_handle_magic)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (ticket.process == ::getpid()) return CUDA_ERROR_INVALID_CONTEXT;
+    const auto memory = open_memory(ticket);
+    if (!memory || memory->device() >= c.driver.device_count()) return CUDA_ERROR_INVALID_VALUE;
+    return add_plain_memory(c.driver, context, memory, ticket.bytes, PlainAllocation::Kind::imported,
+                            *address);
 }
 
-SIM_ENTRY(safe, 4010) cuIpcCloseMemHandle(CUdeviceptr address) {
-    return call_in_context(Entry::cuIpcCloseMemHandle, [&](Call& c, Context& context) {
-        const auto found = c.driver.plain.find(address);
-        if (found == c.driver.plain.end() || found->second.kind != PlainAllocation::Kind::imported)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (const auto status = wait_for(c, context, all_work(context)); status != CUDA_SUCCESS)
-            return status;
-        free_plain_memory(c.driver, address);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4010) cuIpcCloseMemHandle(Call& c, Context& context, CUdeviceptr address) {
+    const auto found = c.driver.plain.find(address);
+    if (found == c.driver.plain.end() || found->second.kind != PlainAllocation::Kind::imported)
+        return CUDA_ERROR_INVALID_VALUE;
+    SIM_TRY(wait_for(c, context, all_work(context)));
+    free_plain_memory(c.driver, address);
+    return CUDA_SUCCESS;
 }

@@ -21,8 +21,7 @@ namespace gpu_sleep::sim {
 
 struct Kernel {
     struct Parameter {
-        std::size_t offset;
-        std::size_t bytes;
+        std::size_t offset, bytes;
     };
     std::string name;
     sim_kernel function;

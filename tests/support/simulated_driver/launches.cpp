@@ -48,15 +48,12 @@ bool is_valid(const LaunchShape& shape) {
            shape.block[0] * shape.block[1] * shape.block[2] <= k_max_threads;
 }
 
-CUresult call_launch(Entry entry, CUfunction handle, const LaunchShape& shape, CUstream stream_handle,
-                     void** parameters, void** extra) noexcept {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, stream_handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        std::shared_ptr<const Work> work;
-        const auto status = make_launch(c.driver, stream->context, handle, shape, parameters, extra, work);
-        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
-    });
+CUresult launch(Call& c, Context& context, CUfunction handle, const LaunchShape& shape,
+                CUstream stream_handle, void** parameters, void** extra) {
+    SIM_FIND(stream, find_stream(c.driver, context, stream_handle), CUDA_ERROR_INVALID_HANDLE);
+    std::shared_ptr<const Work> work;
+    const auto status = make_launch(c.driver, stream->context, handle, shape, parameters, extra, work);
+    return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
 }
 
 } // namespace
@@ -75,22 +72,21 @@ CUresult make_launch(const Driver& driver, const Context& context, CUfunction ha
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
 SIM_ENTRY(queued, 4000)
-cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
-               void** extra) {
+cuLaunchKernel(Call& c, Context& context, CUfunction function, unsigned grid_x, unsigned grid_y,
+               unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+               CUstream stream, void** parameters, void** extra) {
     const LaunchShape shape{{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes};
-    return call_launch(Entry::cuLaunchKernel, function, shape, stream, parameters, extra);
+    return launch(c, context, function, shape, stream, parameters, extra);
 }
 
 SIM_ENTRY(queued, 11060)
-cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
+cuLaunchKernelEx(Call& c, Context& context, const CUlaunchConfig* config, CUfunction function,
+                 void** parameters, void** extra) {
     static constexpr CUlaunchConfig k_none{};
     const auto& asked = config ? *config : k_none; // no threads at all, which is refused
     const LaunchShape shape{{asked.gridDimX, asked.gridDimY, asked.gridDimZ},
                             {asked.blockDimX, asked.blockDimY, asked.blockDimZ},
                             asked.sharedMemBytes};
-    return call_launch(Entry::cuLaunchKernelEx, function, shape, asked.hStream, parameters, extra);
+    return launch(c, context, function, shape, asked.hStream, parameters, extra);
 }

@@ -15,15 +15,6 @@ bool is_switch(CUmemPool_attribute attribute) noexcept {
            attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 }
 
-/// A call about a pool.
-template <class Body>
-CUresult call_with_pool(Entry entry, CUmemoryPool handle, Body&& body) noexcept {
-    return call(entry, [&](Call& c) -> CUresult {
-        const auto pool = c.driver.memory_pools.find(handle);
-        return pool ? body(c, *pool) : CUDA_ERROR_INVALID_VALUE;
-    });
-}
-
 CUresult set_attribute(MemoryPool& pool, CUmemPool_attribute attribute, const void* value) {
     if (is_switch(attribute)) {
         pool.reuse[attribute] = *static_cast<const int*>(value) != 0 ? 1 : 0;
@@ -65,102 +56,82 @@ CUresult get_attribute(const MemoryPool& pool, CUmemPool_attribute attribute, vo
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 11020) cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetDefaultMemPool, device, [&](Call& c) {
-        if (!pool) return CUDA_ERROR_INVALID_VALUE;
-        *pool = c.driver.default_pools[static_cast<std::size_t>(device)]->handle;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11020) cuDeviceGetDefaultMemPool(Call& c, CUmemoryPool* pool, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return give(pool, c.driver.default_pools[static_cast<std::size_t>(device)]->handle);
 }
 
-SIM_ENTRY(safe, 11020) cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
-    return call_with_device(Entry::cuDeviceGetMemPool, device, [&](Call& c) {
-        if (!pool) return CUDA_ERROR_INVALID_VALUE;
-        *pool = c.driver.current_pools[static_cast<std::size_t>(device)]->handle;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11020) cuDeviceGetMemPool(Call& c, CUmemoryPool* pool, CUdevice device) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    return give(pool, c.driver.current_pools[static_cast<std::size_t>(device)]->handle);
 }
 
-SIM_ENTRY(safe, 11020) cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
-    return call_with_device(Entry::cuDeviceSetMemPool, device, [&](Call& c) {
-        const auto pool = c.driver.memory_pools.find(handle);
-        if (!pool || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
-        c.driver.current_pools[static_cast<std::size_t>(device)] = pool;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11020) cuDeviceSetMemPool(Call& c, CUdevice device, CUmemoryPool handle) {
+    if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    const auto pool = c.driver.memory_pools.find(handle);
+    if (!pool || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
+    c.driver.current_pools[static_cast<std::size_t>(device)] = pool;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 11020) cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* properties) {
-    return call(Entry::cuMemPoolCreate, [&](Call& c) {
-        if (!handle || !properties || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-            (properties->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
-            return CUDA_ERROR_NOT_SUPPORTED;
-        if (!c.driver.has_device(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
-        const auto pool = std::make_shared<MemoryPool>();
-        pool->device = properties->location.id;
-        pool->handle_types = properties->handleTypes;
-        if (properties->maxSize != 0) pool->most_bytes = properties->maxSize;
-        pool->handle = c.driver.memory_pools.insert(pool);
-        *handle = pool->handle;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11020) cuMemPoolCreate(Call& c, CUmemoryPool* handle, const CUmemPoolProps* properties) {
+    if (!handle || !properties || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        (properties->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!c.driver.has_device(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    const auto pool = std::make_shared<MemoryPool>();
+    pool->device = properties->location.id;
+    pool->handle_types = properties->handleTypes;
+    if (properties->maxSize != 0) pool->most_bytes = properties->maxSize;
+    pool->handle = c.driver.memory_pools.insert(pool);
+    *handle = pool->handle;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 11020) cuMemPoolDestroy(CUmemoryPool handle) {
-    return call(Entry::cuMemPoolDestroy, [&](Call& c) {
-        const auto pool = c.driver.memory_pools.find(handle);
-        if (!pool) return CUDA_ERROR_INVALID_VALUE;
-        const auto& default_pool = c.driver.default_pools[static_cast<std::size_t>(pool->device)];
-        if (pool == default_pool) return CUDA_ERROR_INVALID_VALUE;
-        // What is still allocated goes when it is freed.
-        c.driver.memory_pools.remove(handle);
-        if (pool->is_imported) note_standing(Standing::pool_import, -1);
-        synchronize_all_pools(c.driver);
-        auto& current = c.driver.current_pools[static_cast<std::size_t>(pool->device)];
-        if (current == pool) current = default_pool;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11020) cuMemPoolDestroy(Call& c, CUmemoryPool handle) {
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
+    const auto& default_pool = c.driver.default_pools[static_cast<std::size_t>(pool->device)];
+    if (pool == default_pool) return CUDA_ERROR_INVALID_VALUE;
+    // What is still allocated goes when it is freed.
+    c.driver.memory_pools.remove(handle);
+    if (pool->is_imported) note_standing(Standing::pool_import, -1);
+    synchronize_all_pools(c.driver);
+    auto& current = c.driver.current_pools[static_cast<std::size_t>(pool->device)];
+    if (current == pool) current = default_pool;
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 11020)
-cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
-    return call_with_pool(Entry::cuMemPoolSetAttribute, handle, [&](Call&, MemoryPool& pool) {
-        return value ? set_attribute(pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
-    });
+cuMemPoolSetAttribute(Call& c, CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
+    return value ? set_attribute(*pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_ENTRY(unsafe, 11020)
-cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
-    return call_with_pool(Entry::cuMemPoolGetAttribute, handle, [&](Call&, const MemoryPool& pool) {
-        return value ? get_attribute(pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
-    });
+cuMemPoolGetAttribute(Call& c, CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
+    return value ? get_attribute(*pool, attribute, value) : CUDA_ERROR_INVALID_VALUE;
 }
 
-SIM_ENTRY(safe, 11020) cuMemPoolTrimTo(CUmemoryPool handle, std::size_t bytes) {
-    return call_with_pool(Entry::cuMemPoolTrimTo, handle, [&](Call& c, MemoryPool& pool) {
-        trim(c.driver, pool, bytes);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11020) cuMemPoolTrimTo(Call& c, CUmemoryPool handle, std::size_t bytes) {
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
+    trim(c.driver, *pool, bytes);
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 11020)
-cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* descriptions, std::size_t count) {
-    return call_with_pool(Entry::cuMemPoolSetAccess, handle, [&](Call& c, MemoryPool& pool) {
-        if (!descriptions && count > 0) return CUDA_ERROR_INVALID_VALUE;
-        for (std::size_t i = 0; i < count; ++i) {
-            const auto& location = descriptions[i].location;
-            const bool takes_from_owner =
-                location.id == pool.device && descriptions[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-            if (location.type != CU_MEM_LOCATION_TYPE_DEVICE || takes_from_owner)
-                return CUDA_ERROR_INVALID_VALUE;
-            if (!c.driver.has_device(location.id)) return CUDA_ERROR_INVALID_DEVICE;
-        }
-        for (std::size_t i = 0; i < count; ++i)
-            pool.access[descriptions[i].location.id] = descriptions[i].flags;
-        return grant_access(c.driver, pool);
-    });
+cuMemPoolSetAccess(Call& c, CUmemoryPool handle, const CUmemAccessDesc* descriptions, std::size_t count) {
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
+    if (!descriptions && count > 0) return CUDA_ERROR_INVALID_VALUE;
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto& location = descriptions[i].location;
+        const bool takes_from_owner =
+            location.id == pool->device && descriptions[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        if (location.type != CU_MEM_LOCATION_TYPE_DEVICE || takes_from_owner) return CUDA_ERROR_INVALID_VALUE;
+        if (!c.driver.has_device(location.id)) return CUDA_ERROR_INVALID_DEVICE;
+    }
+    for (std::size_t i = 0; i < count; ++i) pool->access[descriptions[i].location.id] = descriptions[i].flags;
+    return grant_access(c.driver, *pool);
 }

@@ -21,17 +21,14 @@ bool is_synchronous(Entry entry) noexcept {
     }
 }
 
-CUresult call_memset(Entry entry, const Fill& fill, CUstream handle) {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (fill.width == 0 || fill.height == 0) return CUDA_SUCCESS;
-        std::shared_ptr<const Work> work;
-        const auto status = make_memset(c, context, fill, work);
-        // Of calls that are synchronous by their name none is recorded.
-        if (status == CUDA_SUCCESS && stream->capture && is_synchronous(entry)) return break_capture(*stream);
-        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
-    });
+CUresult fill(Call& c, Context& context, const Fill& fill, CUstream handle) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (fill.width == 0 || fill.height == 0) return CUDA_SUCCESS;
+    std::shared_ptr<const Work> work;
+    const auto status = make_memset(c, context, fill, work);
+    // Of calls that are synchronous by their name none is recorded.
+    if (status == CUDA_SUCCESS && stream->capture && is_synchronous(c.entry)) return break_capture(*stream);
+    return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
 }
 
 } // namespace
@@ -53,27 +50,30 @@ CUresult make_memset(const Call& call, const Context& context, const CUDA_MEMSET
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(queued, 3020) cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
-    return call_memset(Entry::cuMemsetD8, {to, 0, value, 1, count, 1}, nullptr);
-}
-
-SIM_ENTRY(queued, 3020) cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {
-    return call_memset(Entry::cuMemsetD32, {to, 0, value, 4, count, 1}, nullptr);
+SIM_ENTRY(queued, 3020)
+cuMemsetD8(Call& c, Context& context, CUdeviceptr to, unsigned char value, std::size_t count) {
+    return fill(c, context, {to, 0, value, 1, count, 1}, nullptr);
 }
 
 SIM_ENTRY(queued, 3020)
-cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream) {
-    return call_memset(Entry::cuMemsetD8Async, {to, 0, value, 1, count, 1}, stream);
-}
-
-SIM_ENTRY(queued, 3020) cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream stream) {
-    return call_memset(Entry::cuMemsetD32Async, {to, 0, value, 4, count, 1}, stream);
+cuMemsetD32(Call& c, Context& context, CUdeviceptr to, unsigned value, std::size_t count) {
+    return fill(c, context, {to, 0, value, 4, count, 1}, nullptr);
 }
 
 SIM_ENTRY(queued, 3020)
-cuMemsetD2D16(CUdeviceptr to, std::size_t pitch, unsigned short value, std::size_t width,
-              std::size_t height) {
-    return call_memset(Entry::cuMemsetD2D16, {to, pitch, value, 2, width, height}, nullptr);
+cuMemsetD8Async(Call& c, Context& context, CUdeviceptr to, unsigned char value, std::size_t count,
+                CUstream stream) {
+    return fill(c, context, {to, 0, value, 1, count, 1}, stream);
+}
+
+SIM_ENTRY(queued, 3020)
+cuMemsetD32Async(Call& c, Context& context, CUdeviceptr to, unsigned value, std::size_t count,
+                 CUstream stream) {
+    return fill(c, context, {to, 0, value, 4, count, 1}, stream);
+}
+
+SIM_ENTRY(queued, 3020)
+cuMemsetD2D16(Call& c, Context& context, CUdeviceptr to, std::size_t pitch, unsigned short value,
+              std::size_t width, std::size_t height) {
+    return fill(c, context, {to, pitch, value, 2, width, height}, nullptr);
 }

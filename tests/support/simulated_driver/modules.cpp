@@ -10,21 +10,18 @@
 namespace gpu_sleep::sim {
 namespace {
 
-CUresult load(Entry entry, CUmodule* handle, const void* image) noexcept {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
-        const auto module = std::make_shared<Module>();
-        module->context = &context;
-        *handle = c.driver.modules.insert(module);
-        return CUDA_SUCCESS;
-    });
+CUresult load(Call& c, Context& context, CUmodule* handle, const void* image) {
+    if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
+    const auto module = std::make_shared<Module>();
+    module->context = &context;
+    *handle = c.driver.modules.insert(module);
+    return CUDA_SUCCESS;
 }
 
 /// The function `name` of a module or library: the same handle each time.
 CUresult get_function(Driver& driver, Module& owner, CUmodule module, const char* name, CUfunction* handle) {
     if (!name || !handle) return CUDA_ERROR_INVALID_VALUE;
-    const auto kernel = KernelRegistry::instance().find(name);
-    if (!kernel) return CUDA_ERROR_NOT_FOUND;
+    SIM_FIND(kernel, KernelRegistry::instance().find(name), CUDA_ERROR_NOT_FOUND);
     auto& known = owner.functions[name];
     if (known == 0) {
         const auto function = std::make_shared<Function>(Function{kernel, module, owner.context});
@@ -39,15 +36,6 @@ void forget_functions(Driver& driver, const Module& owner) {
         driver.functions.remove(reinterpret_cast<CUfunction>(handle));
 }
 
-/// A call about a function: `body` gets it.
-template <class Body>
-CUresult call_with_function(Entry entry, CUfunction handle, Body&& body) noexcept {
-    return call(entry, [&](Call& c) -> CUresult {
-        const auto function = c.driver.functions.find(handle);
-        return function ? body(*function) : CUDA_ERROR_INVALID_HANDLE;
-    });
-}
-
 CUresult get_parameter(const Function& function, std::size_t index, std::size_t* offset, std::size_t* bytes) {
     const auto& parameters = function.kernel->parameters;
     if (!offset || index >= parameters.size()) return CUDA_ERROR_INVALID_VALUE;
@@ -59,91 +47,74 @@ CUresult get_parameter(const Function& function, std::size_t index, std::size_t*
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(unsafe, 2000) cuModuleLoad(CUmodule* module, const char* file) {
-    if (file && ::access(file, R_OK) != 0)
-        return call_in_context(Entry::cuModuleLoad,
-                               [](Call&, Context&) { return CUDA_ERROR_FILE_NOT_FOUND; });
-    return load(Entry::cuModuleLoad, module, file);
+SIM_ENTRY(unsafe, 2000) cuModuleLoad(Call& c, Context& context, CUmodule* module, const char* file) {
+    if (file && ::access(file, R_OK) != 0) return CUDA_ERROR_FILE_NOT_FOUND;
+    return load(c, context, module, file);
 }
 
-SIM_ENTRY(unsafe, 2000) cuModuleLoadData(CUmodule* module, const void* image) {
-    return load(Entry::cuModuleLoadData, module, image);
+SIM_ENTRY(unsafe, 2000) cuModuleLoadData(Call& c, Context& context, CUmodule* module, const void* image) {
+    return load(c, context, module, image);
 }
 
 SIM_ENTRY(unsafe, 2010)
-cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
-    return load(Entry::cuModuleLoadDataEx, module, image);
+cuModuleLoadDataEx(Call& c, Context& context, CUmodule* module, const void* image, unsigned, CUjit_option*,
+                   void**) {
+    return load(c, context, module, image);
 }
 
-SIM_ENTRY(unsafe, 2000) cuModuleLoadFatBinary(CUmodule* module, const void* image) {
-    return load(Entry::cuModuleLoadFatBinary, module, image);
+SIM_ENTRY(unsafe, 2000)
+cuModuleLoadFatBinary(Call& c, Context& context, CUmodule* module, const void* image) {
+    return load(c, context, module, image);
 }
 
-SIM_ENTRY(unsafe, 2000) cuModuleUnload(CUmodule handle) {
-    return call_in_context(Entry::cuModuleUnload, [&](Call& c, Context&) {
-        const auto module = c.driver.modules.remove(handle);
-        if (!module) return CUDA_ERROR_INVALID_HANDLE;
-        forget_functions(c.driver, *module);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(unsafe, 2000) cuModuleUnload(Call& c, Context&, CUmodule handle) {
+    SIM_FIND(module, c.driver.modules.remove(handle), CUDA_ERROR_INVALID_HANDLE);
+    forget_functions(c.driver, *module);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 2000) cuModuleGetFunction(CUfunction* function, CUmodule handle, const char* name) {
-    return call_in_context(Entry::cuModuleGetFunction, [&](Call& c, Context&) {
-        const auto module = c.driver.modules.find(handle);
-        return module ? get_function(c.driver, *module, handle, name, function) : CUDA_ERROR_INVALID_HANDLE;
-    });
+SIM_ENTRY(safe, 2000)
+cuModuleGetFunction(Call& c, Context&, CUfunction* function, CUmodule handle, const char* name) {
+    const auto module = c.driver.modules.find(handle);
+    return module ? get_function(c.driver, *module, handle, name, function) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 SIM_ENTRY(unsafe, 12000)
-cuLibraryLoadData(CUlibrary* handle, const void* image, CUjit_option*, void**, unsigned, CUlibraryOption*,
-                  void**, unsigned) {
-    return call(Entry::cuLibraryLoadData, [&](Call& c) {
-        if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
-        *handle = c.driver.libraries.insert(std::make_shared<Module>());
-        return CUDA_SUCCESS;
-    });
+cuLibraryLoadData(Call& c, CUlibrary* handle, const void* image, CUjit_option*, void**, unsigned,
+                  CUlibraryOption*, void**, unsigned) {
+    if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
+    *handle = c.driver.libraries.insert(std::make_shared<Module>());
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(unsafe, 12000) cuLibraryUnload(CUlibrary handle) {
-    return call(Entry::cuLibraryUnload, [&](Call& c) {
-        const auto library = c.driver.libraries.remove(handle);
-        if (!library) return CUDA_ERROR_INVALID_HANDLE;
-        forget_functions(c.driver, *library);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(unsafe, 12000) cuLibraryUnload(Call& c, CUlibrary handle) {
+    SIM_FIND(library, c.driver.libraries.remove(handle), CUDA_ERROR_INVALID_HANDLE);
+    forget_functions(c.driver, *library);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 12000) cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const char* name) {
-    return call(Entry::cuLibraryGetKernel, [&](Call& c) {
-        const auto library = c.driver.libraries.find(handle);
-        if (!library) return CUDA_ERROR_INVALID_HANDLE;
-        return get_function(c.driver, *library, nullptr, name, reinterpret_cast<CUfunction*>(kernel));
-    });
+SIM_ENTRY(safe, 12000) cuLibraryGetKernel(Call& c, CUkernel* kernel, CUlibrary handle, const char* name) {
+    SIM_FIND(library, c.driver.libraries.find(handle), CUDA_ERROR_INVALID_HANDLE);
+    return get_function(c.driver, *library, nullptr, name, reinterpret_cast<CUfunction*>(kernel));
 }
 
-SIM_ENTRY(safe, 12000) cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
-    return call_in_context(Entry::cuKernelGetFunction, [&](Call& c, Context&) {
-        const auto same = reinterpret_cast<CUfunction>(kernel);
-        if (!function) return CUDA_ERROR_INVALID_VALUE;
-        if (!c.driver.functions.find(same)) return CUDA_ERROR_INVALID_HANDLE;
-        *function = same;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 12000) cuKernelGetFunction(Call& c, Context&, CUfunction* function, CUkernel kernel) {
+    const auto same = reinterpret_cast<CUfunction>(kernel);
+    if (!function) return CUDA_ERROR_INVALID_VALUE;
+    if (!c.driver.functions.find(same)) return CUDA_ERROR_INVALID_HANDLE;
+    *function = same;
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 12040)
-cuKernelGetParamInfo(CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes) {
-    return call_with_function(
-        Entry::cuKernelGetParamInfo, reinterpret_cast<CUfunction>(kernel),
-        [&](const Function& function) { return get_parameter(function, index, offset, bytes); });
+cuKernelGetParamInfo(Call& c, CUkernel kernel, std::size_t index, std::size_t* offset, std::size_t* bytes) {
+    SIM_FIND(function, c.driver.functions.find(reinterpret_cast<CUfunction>(kernel)),
+             CUDA_ERROR_INVALID_HANDLE);
+    return get_parameter(*function, index, offset, bytes);
 }
 
 SIM_ENTRY(safe, 12040)
-cuFuncGetParamInfo(CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* bytes) {
-    return call_with_function(Entry::cuFuncGetParamInfo, handle, [&](const Function& function) {
-        return get_parameter(function, index, offset, bytes);
-    });
+cuFuncGetParamInfo(Call& c, CUfunction handle, std::size_t index, std::size_t* offset, std::size_t* bytes) {
+    SIM_FIND(function, c.driver.functions.find(handle), CUDA_ERROR_INVALID_HANDLE);
+    return get_parameter(*function, index, offset, bytes);
 }

@@ -44,75 +44,61 @@ CUresult destroy_outside(HandleTable<Handle, OutsideObject>& table, Handle handl
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
 SIM_ENTRY(safe, 10000)
-cuImportExternalMemory(CUexternalMemory* handle, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* description) {
-    return call_in_context(Entry::cuImportExternalMemory, [&](Call&, Context&) {
-        return make_outside(external_memories(), handle, description);
-    });
+cuImportExternalMemory(Call&, Context&, CUexternalMemory* handle,
+                       const CUDA_EXTERNAL_MEMORY_HANDLE_DESC* description) {
+    return make_outside(external_memories(), handle, description);
 }
 
-SIM_ENTRY(safe, 10000) cuDestroyExternalMemory(CUexternalMemory handle) {
-    return call_in_context(Entry::cuDestroyExternalMemory,
-                           [&](Call&, Context&) { return destroy_outside(external_memories(), handle); });
+SIM_ENTRY(safe, 10000) cuDestroyExternalMemory(Call&, Context&, CUexternalMemory handle) {
+    return destroy_outside(external_memories(), handle);
 }
 
 SIM_ENTRY(safe, 10000)
-cuImportExternalSemaphore(CUexternalSemaphore* handle,
+cuImportExternalSemaphore(Call&, Context&, CUexternalSemaphore* handle,
                           const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC* description) {
-    return call_in_context(Entry::cuImportExternalSemaphore, [&](Call&, Context&) {
-        return make_outside(external_semaphores(), handle, description);
-    });
+    return make_outside(external_semaphores(), handle, description);
 }
 
-SIM_ENTRY(safe, 10000) cuDestroyExternalSemaphore(CUexternalSemaphore handle) {
-    return call_in_context(Entry::cuDestroyExternalSemaphore,
-                           [&](Call&, Context&) { return destroy_outside(external_semaphores(), handle); });
+SIM_ENTRY(safe, 10000) cuDestroyExternalSemaphore(Call&, Context&, CUexternalSemaphore handle) {
+    return destroy_outside(external_semaphores(), handle);
 }
 
 SIM_ENTRY(safe, 12010)
-cuMulticastCreate(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* properties) {
-    return call(Entry::cuMulticastCreate,
-                [&](Call&) { return make_outside(multicast_groups(), handle, properties); });
+cuMulticastCreate(Call&, CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp* properties) {
+    return make_outside(multicast_groups(), handle, properties);
 }
 
 SIM_ENTRY(safe, 12010)
-cuMulticastBindAddr(CUmemGenericAllocationHandle group, std::size_t, CUdeviceptr address, std::size_t,
-                    unsigned long long) {
-    return call(Entry::cuMulticastBindAddr, [&](Call& c) {
-        const bool is_known = multicast_groups().find(group) && c.driver.space.find(address);
-        return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    });
+cuMulticastBindAddr(Call& c, CUmemGenericAllocationHandle group, std::size_t, CUdeviceptr address,
+                    std::size_t, unsigned long long) {
+    const bool is_known = multicast_groups().find(group) && c.driver.space.find(address);
+    return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_ENTRY(safe, 11020)
-cuMemPoolExportToShareableHandle(void* descriptor, CUmemoryPool handle, CUmemAllocationHandleType type,
-                                 unsigned long long) {
-    return call(Entry::cuMemPoolExportToShareableHandle, [&](Call& c) {
-        const auto pool = c.driver.memory_pools.find(handle);
-        if (!descriptor || !pool || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-            pool->handle_types != type)
-            return CUDA_ERROR_INVALID_VALUE;
-        const int made = ::memfd_create("simulated pool", MFD_CLOEXEC);
-        if (made < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-        *static_cast<int*>(descriptor) = made;
-        return CUDA_SUCCESS;
-    });
+cuMemPoolExportToShareableHandle(Call& c, void* descriptor, CUmemoryPool handle,
+                                 CUmemAllocationHandleType type, unsigned long long) {
+    const auto pool = c.driver.memory_pools.find(handle);
+    if (!descriptor || !pool || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        pool->handle_types != type)
+        return CUDA_ERROR_INVALID_VALUE;
+    const int made = ::memfd_create("simulated pool", MFD_CLOEXEC);
+    if (made < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    *static_cast<int*>(descriptor) = made;
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 11020)
-cuMemPoolImportFromShareableHandle(CUmemoryPool* handle, void* descriptor, CUmemAllocationHandleType type,
-                                   unsigned long long) {
-    return call(Entry::cuMemPoolImportFromShareableHandle, [&](Call& c) {
-        const auto number = static_cast<int>(reinterpret_cast<std::intptr_t>(descriptor));
-        if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || ::fcntl(number, F_GETFD) < 0)
-            return CUDA_ERROR_INVALID_VALUE;
-        const auto pool = std::make_shared<MemoryPool>();
-        pool->is_imported = true;
-        note_standing(Standing::pool_import, 1);
-        pool->handle = c.driver.memory_pools.insert(pool);
-        *handle = pool->handle;
-        return CUDA_SUCCESS;
-    });
+cuMemPoolImportFromShareableHandle(Call& c, CUmemoryPool* handle, void* descriptor,
+                                   CUmemAllocationHandleType type, unsigned long long) {
+    const auto number = static_cast<int>(reinterpret_cast<std::intptr_t>(descriptor));
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || ::fcntl(number, F_GETFD) < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    const auto pool = std::make_shared<MemoryPool>();
+    pool->is_imported = true;
+    note_standing(Standing::pool_import, 1);
+    pool->handle = c.driver.memory_pools.insert(pool);
+    *handle = pool->handle;
+    return CUDA_SUCCESS;
 }

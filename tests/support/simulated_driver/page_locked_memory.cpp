@@ -18,7 +18,7 @@ CUresult allocate(Call& c, const Context& context, void** pointer, std::size_t b
     range.bytes = bytes;
     range.owner = &context;
     std::uint64_t begin = 0;
-    if (const auto status = c.driver.host.allocate(range, begin); status != CUDA_SUCCESS) return status;
+    SIM_TRY(c.driver.host.allocate(range, begin));
     *pointer = reinterpret_cast<void*>(begin);
     return CUDA_SUCCESS;
 }
@@ -26,33 +26,25 @@ CUresult allocate(Call& c, const Context& context, void** pointer, std::size_t b
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(unsafe, 2020) cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
-    return call_in_context(Entry::cuMemHostAlloc, [&](Call& c, Context& context) {
-        return allocate(c, context, pointer, bytes, flags);
-    });
+SIM_ENTRY(unsafe, 2020)
+cuMemHostAlloc(Call& c, Context& context, void** pointer, std::size_t bytes, unsigned flags) {
+    return allocate(c, context, pointer, bytes, flags);
 }
 
-SIM_ENTRY(unsafe, 2000) cuMemFreeHost(void* pointer) {
-    return call_in_context(Entry::cuMemFreeHost, [&](Call& c, Context&) {
-        return c.driver.host.free(reinterpret_cast<std::uint64_t>(pointer));
-    });
+SIM_ENTRY(unsafe, 2000) cuMemFreeHost(Call& c, Context&, void* pointer) {
+    return c.driver.host.free(reinterpret_cast<std::uint64_t>(pointer));
 }
 
-SIM_ENTRY(unsafe, 6050) cuMemHostRegister(void* pointer, std::size_t bytes, unsigned flags) {
-    return call_in_context(Entry::cuMemHostRegister, [&](Call& c, Context& context) {
-        if ((flags & ~k_register_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
-        HostRange range;
-        range.begin = reinterpret_cast<std::uint64_t>(pointer);
-        range.bytes = bytes;
-        range.owner = &context;
-        return c.driver.host.add(range);
-    });
+SIM_ENTRY(unsafe, 6050)
+cuMemHostRegister(Call& c, Context& context, void* pointer, std::size_t bytes, unsigned flags) {
+    if ((flags & ~k_register_flags) != 0) return CUDA_ERROR_INVALID_VALUE;
+    HostRange range;
+    range.begin = reinterpret_cast<std::uint64_t>(pointer);
+    range.bytes = bytes;
+    range.owner = &context;
+    return c.driver.host.add(range);
 }
 
-SIM_ENTRY(unsafe, 4000) cuMemHostUnregister(void* pointer) {
-    return call_in_context(Entry::cuMemHostUnregister, [&](Call& c, Context&) {
-        return c.driver.host.remove(reinterpret_cast<std::uint64_t>(pointer));
-    });
+SIM_ENTRY(unsafe, 4000) cuMemHostUnregister(Call& c, Context&, void* pointer) {
+    return c.driver.host.remove(reinterpret_cast<std::uint64_t>(pointer));
 }

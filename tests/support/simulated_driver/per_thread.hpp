@@ -5,8 +5,8 @@
 
 #pragma once
 
-#include "freestanding/trampolines.hpp"
 #include "support/simulated_driver/contexts.hpp"
+#include "support/simulated_driver/entry.hpp"
 
 namespace gpu_sleep::sim {
 
@@ -28,9 +28,7 @@ struct PerThread<CUresult(Arguments...)> {
 #define SIM_DEFINE_PER_THREAD(name, symbol, suffix, version) SIM_DEFINE_PER_THREAD_NOW(symbol, suffix)
 #define SIM_DEFINE_PER_THREAD_NOW(symbol, suffix)                                                            \
     extern "C" decltype(::symbol) symbol##suffix;                                                            \
-    extern "C" __attribute__((visibility("hidden"), used)) void* const sim_slot_##symbol##suffix =           \
-        reinterpret_cast<void*>(&gpu_sleep::sim::PerThread<decltype(::symbol)>::call<::symbol>);             \
-    GPU_SLEEP_EXPORTED_JUMP(symbol##suffix, sim_slot_##symbol##suffix)
+    SIM_EXPORT(symbol##suffix, gpu_sleep::sim::PerThread<decltype(::symbol)>::call<::symbol>)
 
 /// Its row in a list of symbols.
 #define SIM_PER_THREAD_ROW(name, symbol, suffix, version)                                                    \

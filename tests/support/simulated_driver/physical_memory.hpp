@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/fd.hpp"
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
 #include <cuda.h>
@@ -64,7 +65,7 @@ private:
 /// One allocation of physical memory: what a generic allocation handle and its mappings hold together. Its
 /// bytes lie in the device's file or, once it was exported, in a file of its own. Guarded by the driver's
 /// lock.
-class Physical {
+class Physical : test::NotCopied {
 public:
     /// Null when the device is full.
     [[nodiscard]] static std::shared_ptr<Physical> create(PhysicalPool& pool, std::uint64_t bytes,
@@ -78,8 +79,6 @@ public:
     /// The same by the file where it lies, as legacy IPC knows it.
     [[nodiscard]] static std::shared_ptr<Physical> import_file(UniqueFd file, Standing kind);
 
-    Physical(const Physical&) = delete;
-    Physical& operator=(const Physical&) = delete;
     ~Physical();
 
     [[nodiscard]] int fd() const noexcept { return own_file_ ? own_file_.get() : pool_->fd(); }
@@ -114,8 +113,7 @@ private:
         : pool_(pool), offset_(offset), bytes_(bytes), properties_(properties) {}
 
     PhysicalPool* pool_; ///< null for imported memory
-    std::uint64_t offset_;
-    std::uint64_t bytes_;
+    std::uint64_t offset_, bytes_;
     CUmemAllocationProp properties_;
     UniqueFd own_file_;
     UniqueFd share_; ///< holds it for this process

@@ -5,6 +5,7 @@
 #include "support/simulated_driver/plain_memory.hpp"
 
 #include "support/simulated_driver/checkpoint_gate.hpp"
+#include "support/simulated_driver/tries.hpp"
 
 namespace gpu_sleep::sim {
 
@@ -13,8 +14,7 @@ CUresult add_plain_memory(Driver& driver, const Context& context, std::shared_pt
     const auto reserved = memory->bytes();
     const auto origin = kind == PlainAllocation::Kind::managed ? Origin::managed : Origin::plain;
     std::uint64_t begin = 0;
-    const auto status = driver.space.place(std::move(memory), origin, context.device, begin);
-    if (status != CUDA_SUCCESS) return status;
+    SIM_TRY(driver.space.place(std::move(memory), origin, context.device, begin));
     driver.plain[begin] = {bytes, reserved, context.owner, kind};
     driver.plain_bytes += bytes;
     if (kind == PlainAllocation::Kind::managed) note_managed(1);

@@ -31,8 +31,7 @@ CUresult allocate(Driver& driver, const Context& context, std::uint64_t bytes, P
 
 /// The mapping or page-locked range that an address lies in, as one thing to ask about.
 struct Found {
-    std::uint64_t begin = 0;
-    std::uint64_t bytes = 0;
+    std::uint64_t begin = 0, bytes = 0;
     const Mapping* mapping = nullptr; ///< null for host memory
     CUcontext context = nullptr;
     int device = 0;
@@ -158,132 +157,109 @@ bool is_place(const Driver& driver, const CUmemLocation& location) {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 3020) cuMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
-    return call_in_context(Entry::cuMemGetInfo, [&](Call&, Context& context) {
-        if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
-        *free_bytes = DeviceBudget::instance().free_bytes(context.device);
-        *total_bytes = settings().memory_bytes;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 3020)
+cuMemGetInfo(Call&, Context& context, std::size_t* free_bytes, std::size_t* total_bytes) {
+    if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
+    *free_bytes = DeviceBudget::instance().free_bytes(context.device);
+    *total_bytes = settings().memory_bytes;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(unsafe, 3020) cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
-    return call_in_context(Entry::cuMemAlloc, [&](Call& c, Context& context) {
-        if (!address) return CUDA_ERROR_INVALID_VALUE;
-        return allocate(c.driver, context, bytes, PlainAllocation::Kind::allocated, *address);
-    });
+SIM_ENTRY(unsafe, 3020) cuMemAlloc(Call& c, Context& context, CUdeviceptr* address, std::size_t bytes) {
+    if (!address) return CUDA_ERROR_INVALID_VALUE;
+    return allocate(c.driver, context, bytes, PlainAllocation::Kind::allocated, *address);
 }
 
-SIM_ENTRY(unsafe, 6000) cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned flags) {
-    return call_in_context(Entry::cuMemAllocManaged, [&](Call& c, Context& context) {
-        if (!address || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
-            return CUDA_ERROR_INVALID_VALUE;
-        return allocate(c.driver, context, bytes, PlainAllocation::Kind::managed, *address);
-    });
+SIM_ENTRY(unsafe, 6000)
+cuMemAllocManaged(Call& c, Context& context, CUdeviceptr* address, std::size_t bytes, unsigned flags) {
+    if (!address || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+        return CUDA_ERROR_INVALID_VALUE;
+    return allocate(c.driver, context, bytes, PlainAllocation::Kind::managed, *address);
 }
 
 SIM_ENTRY(safe, 12020)
-cuMemAdvise(CUdeviceptr address, std::size_t bytes, CUmem_advise, CUmemLocation location) {
-    return call(Entry::cuMemAdvise, [&](Call& c) {
-        const bool valid = is_managed(c.driver, address, bytes) && is_place(c.driver, location);
-        return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    });
+cuMemAdvise(Call& c, CUdeviceptr address, std::size_t bytes, CUmem_advise, CUmemLocation location) {
+    const bool valid = is_managed(c.driver, address, bytes) && is_place(c.driver, location);
+    return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 SIM_ENTRY(queued, 12020)
-cuMemPrefetchAsync(CUdeviceptr address, std::size_t bytes, CUmemLocation location, unsigned flags,
-                   CUstream stream_handle) {
-    return call_in_context(Entry::cuMemPrefetchAsync, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, stream_handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (flags != 0 || !is_managed(c.driver, address, bytes) || !is_place(c.driver, location))
-            return CUDA_ERROR_INVALID_VALUE;
-        if (stream->capture) return break_capture(*stream);
-        if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-            return status;
-        enqueue(*stream, {}, nullptr);
-        return CUDA_SUCCESS;
-    });
+cuMemPrefetchAsync(Call& c, Context& context, CUdeviceptr address, std::size_t bytes, CUmemLocation location,
+                   unsigned flags, CUstream stream_handle) {
+    SIM_FIND(stream, find_stream(c.driver, context, stream_handle), CUDA_ERROR_INVALID_HANDLE);
+    if (flags != 0 || !is_managed(c.driver, address, bytes) || !is_place(c.driver, location))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture) return break_capture(*stream);
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
+    enqueue(*stream, {}, nullptr);
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(unsafe, 3020)
-cuMemAllocPitch(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height,
-                unsigned element_bytes) {
-    return call_in_context(Entry::cuMemAllocPitch, [&](Call& c, Context& context) {
-        const bool valid_element = element_bytes == 4 || element_bytes == 8 || element_bytes == 16;
-        if (!address || !pitch || !valid_element) return CUDA_ERROR_INVALID_VALUE;
-        *pitch = gpu_sleep::round_up(width, k_pitch_alignment);
-        return allocate(c.driver, context, *pitch * height, PlainAllocation::Kind::allocated, *address);
-    });
+cuMemAllocPitch(Call& c, Context& context, CUdeviceptr* address, std::size_t* pitch, std::size_t width,
+                std::size_t height, unsigned element_bytes) {
+    const bool valid_element = element_bytes == 4 || element_bytes == 8 || element_bytes == 16;
+    if (!address || !pitch || !valid_element) return CUDA_ERROR_INVALID_VALUE;
+    *pitch = gpu_sleep::round_up(width, k_pitch_alignment);
+    return allocate(c.driver, context, *pitch * height, PlainAllocation::Kind::allocated, *address);
 }
 
 // Without a current context, too.
-SIM_ENTRY(unsafe, 3020) cuMemFree(CUdeviceptr address) {
-    return call(Entry::cuMemFree, [&](Call& c) -> CUresult {
-        std::shared_ptr<Context> context;
-        const auto entered = current_context(c.driver, context);
-        if (entered != CUDA_SUCCESS && entered != CUDA_ERROR_INVALID_CONTEXT) return entered;
-        if (address == 0) return CUDA_SUCCESS;
-        const auto plain = c.driver.plain.find(address);
-        if (plain == c.driver.plain.end()) return free_unordered(c.driver, address);
-        const auto kind = plain->second.kind;
-        if (kind == PlainAllocation::Kind::imported || kind == PlainAllocation::Kind::array)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (!context) context = find_context(c.driver, plain->second.context->handle);
-        // Like the real one, it waits for work that may still use the memory.
-        if (const auto status = wait_for(c, *context, work_on(c.driver, plain->second));
-            status != CUDA_SUCCESS)
-            return status;
-        if (!c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
-        free_plain_memory(c.driver, address);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(unsafe, 3020) cuMemFree(Call& c, CUdeviceptr address) {
+    std::shared_ptr<Context> context;
+    const auto entered = current_context(c.driver, context);
+    if (entered != CUDA_SUCCESS && entered != CUDA_ERROR_INVALID_CONTEXT) return entered;
+    if (address == 0) return CUDA_SUCCESS;
+    const auto plain = c.driver.plain.find(address);
+    if (plain == c.driver.plain.end()) return free_unordered(c.driver, address);
+    const auto kind = plain->second.kind;
+    if (kind == PlainAllocation::Kind::imported || kind == PlainAllocation::Kind::array)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!context) context = find_context(c.driver, plain->second.context->handle);
+    // Like the real one, it waits for work that may still use the memory.
+    SIM_TRY(wait_for(c, *context, work_on(c.driver, plain->second)));
+    if (!c.driver.plain.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+    free_plain_memory(c.driver, address);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 3020) cuMemGetAddressRange(CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr address) {
-    return call_in_context(Entry::cuMemGetAddressRange, [&](Call& c, Context&) {
-        Found found;
-        if (!find(c.driver, address, found) || !found.mapping) return CUDA_ERROR_NOT_FOUND;
-        if (begin) *begin = found.begin;
-        if (bytes) *bytes = found.bytes;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 3020)
+cuMemGetAddressRange(Call& c, Context&, CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr address) {
+    Found found;
+    if (!find(c.driver, address, found) || !found.mapping) return CUDA_ERROR_NOT_FOUND;
+    if (begin) *begin = found.begin;
+    if (bytes) *bytes = found.bytes;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 4000) cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
-    return call(Entry::cuPointerGetAttribute, [&](Call& c) {
-        Found found;
-        if (!data || !find(c.driver, address, found)) return CUDA_ERROR_INVALID_VALUE;
-        return get_attribute(found, attribute, address, data);
-    });
+SIM_ENTRY(safe, 4000)
+cuPointerGetAttribute(Call& c, void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+    Found found;
+    if (!data || !find(c.driver, address, found)) return CUDA_ERROR_INVALID_VALUE;
+    return get_attribute(found, attribute, address, data);
 }
 
 SIM_ENTRY(safe, 7000)
-cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
-    return call(Entry::cuPointerGetAttributes, [&](Call& c) {
-        if (!attributes || !data) return CUDA_ERROR_INVALID_VALUE;
-        // An address that nobody knows is no error here: the answers are empty.
-        Found found;
-        const bool known = find(c.driver, address, found);
-        for (unsigned i = 0; i < count; ++i) {
-            if (known)
-                get_attribute(found, attributes[i], address, data[i]);
-            else if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-                answer(data[i], -2);
-            else if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
-                answer(data[i], 0U);
-        }
-        return CUDA_SUCCESS;
-    });
+cuPointerGetAttributes(Call& c, unsigned count, CUpointer_attribute* attributes, void** data,
+                       CUdeviceptr address) {
+    if (!attributes || !data) return CUDA_ERROR_INVALID_VALUE;
+    // An address that nobody knows is no error here: the answers are empty.
+    Found found;
+    const bool known = find(c.driver, address, found);
+    for (unsigned i = 0; i < count; ++i) {
+        if (known)
+            get_attribute(found, attributes[i], address, data[i]);
+        else if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+            answer(data[i], -2);
+        else if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+            answer(data[i], 0U);
+    }
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 6000)
-cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-    return call(Entry::cuPointerSetAttribute, [&](Call& c) {
-        Found found;
-        const bool is_right = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-        return is_right && find(c.driver, address, found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    });
+cuPointerSetAttribute(Call& c, const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+    Found found;
+    const bool is_right = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+    return is_right && find(c.driver, address, found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -4,6 +4,8 @@
 
 #include "support/simulated_driver/memory_pools.hpp"
 
+#include "support/simulated_driver/tries.hpp"
+
 #include "base/units.hpp"
 
 #include <algorithm>
@@ -68,11 +70,10 @@ CUresult take_new(Driver& driver, const std::shared_ptr<MemoryPool>& pool, std::
                   Blocks::iterator& at) {
     if (reserved > pool->most_bytes || pool->reserved > pool->most_bytes - reserved)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    const auto memory = Physical::create(driver.pool(pool->device), reserved, pool->handle_types);
-    if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
+    SIM_FIND(memory, Physical::create(driver.pool(pool->device), reserved, pool->handle_types),
+             CUDA_ERROR_OUT_OF_MEMORY);
     std::uint64_t begin = 0;
-    const auto status = driver.space.place(memory, Origin::pool, pool->device, begin);
-    if (status != CUDA_SUCCESS) return status;
+    SIM_TRY(driver.space.place(memory, Origin::pool, pool->device, begin));
     at = driver.blocks.try_emplace(begin).first;
     at->second.pool = pool;
     at->second.reserved = reserved;
@@ -89,8 +90,7 @@ CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, 
                        std::uint64_t bytes, CUdeviceptr& address) {
     const auto reserved = round_up(bytes, k_page);
     auto at = find_kept(driver, *pool, stream, reserved);
-    if (at == driver.blocks.end())
-        if (const auto status = take_new(driver, pool, reserved, at); status != CUDA_SUCCESS) return status;
+    if (at == driver.blocks.end()) SIM_TRY(take_new(driver, pool, reserved, at));
     at->second = {pool, bytes,           at->second.reserved, stream.context.owner, PoolBlock::State::live,
                   {},   driver.next_id++};
     pool->used += bytes;

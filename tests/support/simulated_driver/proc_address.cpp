@@ -56,10 +56,9 @@ CUresult look_up(const char* name, void** function, int version, cuuint64_t flag
 using namespace gpu_sleep::sim;
 
 SIM_ENTRY(early, 12000)
-cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+cuGetProcAddress(Call&, const char* name, void** function, int version, cuuint64_t flags,
                  CUdriverProcAddressQueryResult* result) {
-    return call(Entry::cuGetProcAddress,
-                [&](Call&) { return look_up(name, function, version, flags, result); });
+    return look_up(name, function, version, flags, result);
 }
 
 SIM_OLDER(3020) cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
@@ -80,7 +79,7 @@ SIM_OLDER(12050) cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenC
 /// In another context, as cuCtxPushCurrent and cuCtxPopCurrent around the call would have it.
 SIM_OLDER(13000) cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
     if (!context) return cuCtxGetDevice(device);
-    if (const auto status = cuCtxPushCurrent(context); status != CUDA_SUCCESS) return status;
+    SIM_TRY(cuCtxPushCurrent(context));
     const auto status = cuCtxGetDevice(device);
     cuCtxPopCurrent(nullptr);
     return status;
@@ -88,7 +87,7 @@ SIM_OLDER(13000) cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
 
 SIM_OLDER(13000) cuCtxSynchronize_v2(CUcontext context) {
     if (!context) return cuCtxSynchronize();
-    if (const auto status = cuCtxPushCurrent(context); status != CUDA_SUCCESS) return status;
+    SIM_TRY(cuCtxPushCurrent(context));
     const auto status = cuCtxSynchronize();
     cuCtxPopCurrent(nullptr);
     return status;
@@ -130,8 +129,7 @@ SIM_OLDER(99000) cuDriverGetVersion_v9(int* version) {
 #undef cuGetProcAddress
 SIM_OLDER(11030) cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags) {
     void* found = nullptr;
-    const auto status = cuGetProcAddress_v2(name, &found, version, flags, nullptr);
-    if (status != CUDA_SUCCESS) return status;
+    SIM_TRY(cuGetProcAddress_v2(name, &found, version, flags, nullptr));
     if (!function) return CUDA_ERROR_INVALID_VALUE;
     if (!found) return CUDA_ERROR_NOT_FOUND; // the pointer stays as it was
     *function = found;

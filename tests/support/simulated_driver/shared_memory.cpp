@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/shared_memory.hpp"
 
+#include "support/descriptor_message.hpp"
 #include "support/simulated_driver/settings.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
@@ -37,39 +38,18 @@ std::string machine() {
                                        : std::hash<std::string>()(file));
 }
 
-/// One byte, and beside it a descriptor.
-struct Message {
-    char byte = 0;
-    iovec part{&byte, 1};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    msghdr header{};
-
-    Message() {
-        header.msg_iov = &part;
-        header.msg_iovlen = 1;
-        header.msg_control = control.data();
-        header.msg_controllen = control.size();
-    }
-};
-
 bool queue_descriptor(int socket, const sockaddr_un& name, socklen_t length, int descriptor) {
-    Message message;
+    test::DescriptorMessage message(descriptor);
     auto address = name;
     message.header.msg_name = &address;
     message.header.msg_namelen = length;
-    cmsghdr* const control = CMSG_FIRSTHDR(&message.header);
-    control->cmsg_level = SOL_SOCKET;
-    control->cmsg_type = SCM_RIGHTS;
-    control->cmsg_len = CMSG_LEN(sizeof descriptor);
-    std::memcpy(CMSG_DATA(control), &descriptor, sizeof descriptor);
     return ::sendmsg(socket, &message.header, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
 }
 
 /// What a socket's name says.
 struct Share {
     int gpu = 0;
-    std::uint64_t inode = 0;
-    std::uint64_t bytes = 0;
+    std::uint64_t inode = 0, bytes = 0;
     char holder = 0;
     int process = 0;
 };
@@ -112,12 +92,9 @@ UniqueFd file_of_share(int descriptor) {
     if (::getsockname(descriptor, reinterpret_cast<sockaddr*>(&name), &length) != 0 ||
         name.sun_family != AF_UNIX || std::memcmp(name.sun_path + 1, k_prefix.data(), k_prefix.size()) != 0)
         return {};
-    Message message;
-    int file = -1;
+    test::DescriptorMessage message;
     if (::recvmsg(descriptor, &message.header, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != 1) return {};
-    if (const cmsghdr* control = CMSG_FIRSTHDR(&message.header))
-        std::memcpy(&file, CMSG_DATA(control), sizeof file);
-    return UniqueFd(file);
+    return message.received();
 }
 
 std::vector<SharedMemory> shared_memory() {
@@ -125,8 +102,7 @@ std::vector<SharedMemory> shared_memory() {
     if (!state.shares_memory()) return {};
     struct Found {
         SharedMemory memory;
-        bool is_held = false;
-        bool is_counted = false;
+        bool is_held = false, is_counted = false;
     };
     std::map<std::uint64_t, Found> found; // by inode
     const auto own_prefix = '@' + std::string(k_prefix) + machine() + '/';

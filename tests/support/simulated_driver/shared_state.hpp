@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/settings.hpp"
 
 #include <cuda.h>
@@ -58,12 +59,10 @@ public:
 
     /// Guards the bytes of all processes; robust: if its last owner died, what it guards is plain sums, at
     /// worst one update behind.
-    class Lock {
+    class Lock : test::NotCopied {
     public:
         Lock();
         ~Lock();
-        Lock(const Lock&) = delete;
-        Lock& operator=(const Lock&) = delete;
     };
 
     [[nodiscard]] SharedProcess& own() noexcept;
@@ -81,8 +80,7 @@ private:
     SharedState();
     void claim();
 
-    int file_ = -1;
-    int own_ = 0;
+    int file_ = -1, own_ = 0;
     Table* table_ = nullptr;
 };
 

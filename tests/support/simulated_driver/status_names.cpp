@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The names of the statuses that the simulated driver returns, or that tests have it return.
+// The names of statuses.
 
 #include "support/simulated_driver/entry.hpp"
 
@@ -18,50 +18,8 @@ struct Status {
     const char* name;
 };
 
-#define GPU_SLEEP_SIM_STATUS(name)                                                                           \
-    Status {                                                                                                 \
-        name, #name                                                                                          \
-    }
-constexpr std::array k_statuses = {
-    GPU_SLEEP_SIM_STATUS(CUDA_SUCCESS),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_VALUE),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_OUT_OF_MEMORY),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_INITIALIZED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_DEINITIALIZED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STUB_LIBRARY),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NO_DEVICE),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_DEVICE),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_CONTEXT),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ECC_UNCORRECTABLE),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_FILE_NOT_FOUND),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_OPERATING_SYSTEM),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_INVALID_HANDLE),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ILLEGAL_STATE),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_FOUND),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_READY),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ILLEGAL_ADDRESS),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_LAUNCH_TIMEOUT),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_CONTEXT_IS_DESTROYED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_ASSERT),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_LAUNCH_FAILED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_PERMITTED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_NOT_SUPPORTED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_SYSTEM_NOT_READY),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_MERGE),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_UNJOINED),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_ISOLATION),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_CAPTURED_EVENT),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD),
-    GPU_SLEEP_SIM_STATUS(CUDA_ERROR_UNKNOWN),
-};
+#define GPU_SLEEP_SIM_STATUS(name) Status{name, #name},
+constexpr std::array k_statuses = {GPU_SLEEP_SIM_STATUSES(GPU_SLEEP_SIM_STATUS)};
 
 const Status* find(CUresult status) {
     const auto* found = std::find_if(k_statuses.begin(), k_statuses.end(),
@@ -87,27 +45,22 @@ CUresult answer(const char** text, const char* found) {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(early, 6000) cuGetErrorName(CUresult status, const char** text) {
-    return call(Entry::cuGetErrorName, [&](Call&) {
-        if (!text) return CUDA_ERROR_INVALID_VALUE;
-        const auto* found = find(status);
-        return answer(text, found ? found->name : nullptr);
-    });
+SIM_ENTRY(early, 6000) cuGetErrorName(Call&, CUresult status, const char** text) {
+    if (!text) return CUDA_ERROR_INVALID_VALUE;
+    const auto* found = find(status);
+    return answer(text, found ? found->name : nullptr);
 }
 
-SIM_ENTRY(early, 6000) cuGetErrorString(CUresult status, const char** text) {
+SIM_ENTRY(early, 6000) cuGetErrorString(Call&, CUresult status, const char** text) {
     static const auto& sentences = *new auto([] {
         std::array<std::string, k_statuses.size()> made;
         std::transform(k_statuses.begin(), k_statuses.end(), made.begin(),
                        [](const Status& s) { return sentence(s.name); });
         return made;
     }());
-    return call(Entry::cuGetErrorString, [&](Call&) {
-        if (!text) return CUDA_ERROR_INVALID_VALUE;
-        const auto* found = find(status);
-        return answer(text, found ? sentences[static_cast<std::size_t>(found - k_statuses.data())].c_str()
-                                  : nullptr);
-    });
+
+    if (!text) return CUDA_ERROR_INVALID_VALUE;
+    const auto* found = find(status);
+    return answer(text,
+                  found ? sentences[static_cast<std::size_t>(found - k_statuses.data())].c_str() : nullptr);
 }

@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/stream.hpp"
 
+#include "support/not_copied.hpp"
 #include "support/simulated_driver/checkpoint_gate.hpp"
 
 #include <linux/futex.h>
@@ -20,7 +21,7 @@ namespace {
 
 /// A thread that is started meanwhile takes no signals of the program, which are for its own threads; faults
 /// are the guarded code's.
-class OwnSignalsOnly {
+class OwnSignalsOnly : test::NotCopied {
 public:
     OwnSignalsOnly() noexcept {
         sigset_t all;
@@ -29,8 +30,6 @@ public:
         ::pthread_sigmask(SIG_SETMASK, &all, &before_);
     }
     ~OwnSignalsOnly() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    OwnSignalsOnly(const OwnSignalsOnly&) = delete;
-    OwnSignalsOnly& operator=(const OwnSignalsOnly&) = delete;
 
 private:
     sigset_t before_{};

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include "support/not_copied.hpp"
+
 #include <cuda.h>
 
 #include <atomic>
@@ -48,14 +50,12 @@ struct Ticket {
 
 /// A queue of work and its thread, which starts with the first work. Submitted to under the driver's lock, so
 /// that all streams agree on the order of submission; the thread holds no lock while it runs work.
-class Stream {
+class Stream : test::NotCopied {
 public:
     using Task = std::function<void()>;
     enum class Kind : std::uint8_t { legacy, blocking, non_blocking };
 
     Stream(Context& owner, Kind kind) : context(owner), kind_(kind) {}
-    Stream(const Stream&) = delete;
-    Stream& operator=(const Stream&) = delete;
     ~Stream();
 
     /// Starts the thread unless it runs. Throws std::system_error where none can be had; nothing has changed.
@@ -94,8 +94,7 @@ private:
     const Kind kind_;
     const std::shared_ptr<Timeline> timeline_ = std::make_shared<Timeline>();
     std::uint64_t submitted_ = 0; ///< guarded by the driver's lock
-    std::atomic<bool> closing_{false};
-    std::atomic<bool> abandoned_{false};
+    std::atomic<bool> closing_{false}, abandoned_{false};
     std::mutex mutex_; ///< guards queue_
     std::condition_variable queued_;
     std::deque<Item> queue_;

@@ -22,9 +22,8 @@ CUresult capture_allocation(Driver& driver, Stream& stream, const MemoryPool& po
                             CUdeviceptr& address) {
     if (stream.capture->broken) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     std::shared_ptr<const AllocationNode> node;
-    const auto status = make_allocation_node(driver, stream.context, stream.capture->graph, pool.device,
-                                             pool.access, bytes, node);
-    if (status != CUDA_SUCCESS) return status;
+    SIM_TRY(make_allocation_node(driver, stream.context, stream.capture->graph, pool.device, pool.access,
+                                 bytes, node));
     address = node->memory().begin;
     return record(driver, stream, std::move(node));
 }
@@ -85,28 +84,22 @@ CUresult free_in_turn(Call& c, Stream& stream, CUdeviceptr address) {
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(queued, 11020) cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream stream_handle) {
-    return call_in_context(Entry::cuMemAllocAsync, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, stream_handle);
-        const auto device = static_cast<std::size_t>(stream ? stream->context.device : context.device);
-        return allocate(c, stream, c.driver.current_pools[device], bytes, address);
-    });
+SIM_ENTRY(queued, 11020)
+cuMemAllocAsync(Call& c, Context& context, CUdeviceptr* address, std::size_t bytes, CUstream stream_handle) {
+    const auto stream = find_stream(c.driver, context, stream_handle);
+    const auto device = static_cast<std::size_t>(stream ? stream->context.device : context.device);
+    return allocate(c, stream, c.driver.current_pools[device], bytes, address);
 }
 
 SIM_ENTRY(queued, 11020)
-cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool, CUstream stream_handle) {
-    return call_in_context(Entry::cuMemAllocFromPoolAsync, [&](Call& c, Context& context) {
-        return allocate(c, find_stream(c.driver, context, stream_handle), c.driver.memory_pools.find(pool),
-                        bytes, address);
-    });
+cuMemAllocFromPoolAsync(Call& c, Context& context, CUdeviceptr* address, std::size_t bytes, CUmemoryPool pool,
+                        CUstream stream_handle) {
+    return allocate(c, find_stream(c.driver, context, stream_handle), c.driver.memory_pools.find(pool), bytes,
+                    address);
 }
 
-SIM_ENTRY(queued, 11020) cuMemFreeAsync(CUdeviceptr address, CUstream stream_handle) {
-    return call_in_context(Entry::cuMemFreeAsync, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, stream_handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        return address == 0 ? CUDA_SUCCESS : free_in_turn(c, *stream, address);
-    });
+SIM_ENTRY(queued, 11020)
+cuMemFreeAsync(Call& c, Context& context, CUdeviceptr address, CUstream stream_handle) {
+    SIM_FIND(stream, find_stream(c.driver, context, stream_handle), CUDA_ERROR_INVALID_HANDLE);
+    return address == 0 ? CUDA_SUCCESS : free_in_turn(c, *stream, address);
 }

@@ -93,15 +93,12 @@ CUresult make_value(const Driver& driver, const Context& context, CUdeviceptr ad
 }
 
 template <template <class> class Operation, class Number>
-CUresult call_value(Entry entry, CUstream handle, CUdeviceptr address, Number value,
-                    unsigned flags) noexcept {
-    return call_in_context(entry, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        std::shared_ptr<const Work> work;
-        const auto status = make_value<Operation>(c.driver, context, address, value, flags, work);
-        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
-    });
+CUresult operate(Call& c, Context& context, CUstream handle, CUdeviceptr address, Number value,
+                 unsigned flags) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    std::shared_ptr<const Work> work;
+    const auto status = make_value<Operation>(c.driver, context, address, value, flags, work);
+    return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
 }
 
 CUresult make_operation(const Driver& driver, const Context& context, const CUstreamBatchMemOpParams& one,
@@ -126,7 +123,7 @@ CUresult make_operation(const Driver& driver, const Context& context, const CUst
 CUresult ValueOperations::run(const Execution& execution) const {
     for (const auto& part : parts_) {
         if (execution.cancelled) break;
-        if (const auto status = part->run(execution); status != CUDA_SUCCESS) return status;
+        SIM_TRY(part->run(execution));
     }
     return CUDA_SUCCESS;
 }
@@ -145,36 +142,36 @@ CUresult make_operations(const Driver& driver, const Context& context,
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
 SIM_ENTRY(queued, 11070)
-cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
-    return call_value<ValueWrite>(Entry::cuStreamWriteValue32, stream, address, value, flags);
+cuStreamWriteValue32(Call& c, Context& context, CUstream stream, CUdeviceptr address, cuuint32_t value,
+                     unsigned flags) {
+    return operate<ValueWrite>(c, context, stream, address, value, flags);
 }
 
 SIM_ENTRY(queued, 11070)
-cuStreamWriteValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
-    return call_value<ValueWrite>(Entry::cuStreamWriteValue64, stream, address, value, flags);
+cuStreamWriteValue64(Call& c, Context& context, CUstream stream, CUdeviceptr address, cuuint64_t value,
+                     unsigned flags) {
+    return operate<ValueWrite>(c, context, stream, address, value, flags);
 }
 
 SIM_ENTRY(queued, 11070)
-cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
-    return call_value<ValueWait>(Entry::cuStreamWaitValue32, stream, address, value, flags);
+cuStreamWaitValue32(Call& c, Context& context, CUstream stream, CUdeviceptr address, cuuint32_t value,
+                    unsigned flags) {
+    return operate<ValueWait>(c, context, stream, address, value, flags);
 }
 
 SIM_ENTRY(queued, 11070)
-cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
-    return call_value<ValueWait>(Entry::cuStreamWaitValue64, stream, address, value, flags);
+cuStreamWaitValue64(Call& c, Context& context, CUstream stream, CUdeviceptr address, cuuint64_t value,
+                    unsigned flags) {
+    return operate<ValueWait>(c, context, stream, address, value, flags);
 }
 
 SIM_ENTRY(queued, 11070)
-cuStreamBatchMemOp(CUstream handle, unsigned count, CUstreamBatchMemOpParams* operations, unsigned flags) {
-    return call_in_context(Entry::cuStreamBatchMemOp, [&](Call& c, Context& context) {
-        const auto stream = find_stream(c.driver, context, handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (!operations || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-        std::shared_ptr<const Work> work;
-        const auto status = make_operations(c.driver, context, {operations, count}, work);
-        return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
-    });
+cuStreamBatchMemOp(Call& c, Context& context, CUstream handle, unsigned count,
+                   CUstreamBatchMemOpParams* operations, unsigned flags) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (!operations || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    std::shared_ptr<const Work> work;
+    const auto status = make_operations(c.driver, context, {operations, count}, work);
+    return status == CUDA_SUCCESS ? submit(c, *stream, std::move(work)) : status;
 }

@@ -36,86 +36,61 @@ CUresult create_stream(Call& c, Context& context, CUstream* handle, unsigned fla
     return CUDA_SUCCESS;
 }
 
-/// A call that asks something of a stream: `body` gets it.
-template <class Body>
-CUresult call_with_stream(Entry entry, CUstream handle, Body&& body) {
-    return call_in_context(entry, [&](Call& c, Context& context) -> CUresult {
-        const auto stream = find_stream(c.driver, context, handle);
-        return stream ? body(c, stream) : CUDA_ERROR_INVALID_HANDLE;
-    });
-}
-
 } // namespace
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
-SIM_ENTRY(safe, 2000) cuStreamCreate(CUstream* handle, unsigned flags) {
-    return call_in_context(Entry::cuStreamCreate, [&](Call& c, Context& context) {
-        return create_stream(c, context, handle, flags);
-    });
+SIM_ENTRY(safe, 2000) cuStreamCreate(Call& c, Context& context, CUstream* handle, unsigned flags) {
+    return create_stream(c, context, handle, flags);
 }
 
-SIM_ENTRY(safe, 5050) cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int) {
-    return call_in_context(Entry::cuStreamCreateWithPriority, [&](Call& c, Context& context) {
-        return create_stream(c, context, handle, flags);
-    });
+SIM_ENTRY(safe, 5050)
+cuStreamCreateWithPriority(Call& c, Context& context, CUstream* handle, unsigned flags, int) {
+    return create_stream(c, context, handle, flags);
 }
 
-SIM_ENTRY(safe, 4000) cuStreamDestroy(CUstream handle) {
-    return call(Entry::cuStreamDestroy, [&](Call& c) {
-        const auto stream = c.driver.streams.remove(handle);
-        if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-        if (stream->capture) break_capture(*stream);
-        if (stream->idle()) synchronize_pools(c.driver, {stream->last()});
-        retire_stream(stream->context, *stream);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 4000) cuStreamDestroy(Call& c, CUstream handle) {
+    SIM_FIND(stream, c.driver.streams.remove(handle), CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture) break_capture(*stream);
+    if (stream->idle()) synchronize_pools(c.driver, {stream->last()});
+    retire_stream(stream->context, *stream);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(unsafe, 2000) cuStreamQuery(CUstream handle) {
-    return call_with_stream(Entry::cuStreamQuery, handle, [](Call&, const std::shared_ptr<Stream>& stream) {
-        if (stream->capture) return break_capture(*stream);
-        // The legacy stream is done when the blocking streams are.
-        const auto& all = stream->context.streams;
-        const bool is_legacy = stream->kind() == Stream::Kind::legacy;
-        const bool is_done = stream->idle() && std::all_of(all.begin(), all.end(), [=](const auto& other) {
-                                 return !is_legacy || !other->blocks_legacy() || other->idle();
-                             });
-        return is_done ? stream->context.error() : CUDA_ERROR_NOT_READY;
-    });
+SIM_ENTRY(unsafe, 2000) cuStreamQuery(Call& c, Context& context, CUstream handle) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture) return break_capture(*stream);
+    // The legacy stream is done when the blocking streams are.
+    const auto& all = stream->context.streams;
+    const bool is_legacy = stream->kind() == Stream::Kind::legacy;
+    const bool is_done = stream->idle() && std::all_of(all.begin(), all.end(), [=](const auto& other) {
+                             return !is_legacy || !other->blocks_legacy() || other->idle();
+                         });
+    return is_done ? stream->context.error() : CUDA_ERROR_NOT_READY;
 }
 
-SIM_ENTRY(unsafe, 2000) cuStreamSynchronize(CUstream handle) {
-    return call_with_stream(
-        Entry::cuStreamSynchronize, handle, [](Call& c, const std::shared_ptr<Stream>& stream) {
-            if (stream->capture) return break_capture(*stream);
-            if (const auto status = refuse_implicit_dependency(c.driver, *stream); status != CUDA_SUCCESS)
-                return status;
-            const auto context = c.driver.contexts.find(stream->context.handle);
-            // The legacy stream is done when the blocking streams are.
-            const bool is_legacy = stream->kind() == Stream::Kind::legacy;
-            std::vector<Ticket> reached{is_legacy ? enqueue(*stream, {}, nullptr) : stream->last()};
-            for (const auto& other : context->streams)
-                if (is_legacy && other->blocks_legacy()) reached.push_back(other->last());
-            const auto status = wait_for(c, *context, {reached.front()});
-            if (status == CUDA_SUCCESS) synchronize_pools(c.driver, reached);
-            return status;
-        });
+SIM_ENTRY(unsafe, 2000) cuStreamSynchronize(Call& c, Context& context, CUstream handle) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture) return break_capture(*stream);
+    SIM_TRY(refuse_implicit_dependency(c.driver, *stream));
+    const auto owner = c.driver.contexts.find(stream->context.handle);
+    // The legacy stream is done when the blocking streams are.
+    const bool is_legacy = stream->kind() == Stream::Kind::legacy;
+    std::vector<Ticket> reached{is_legacy ? enqueue(*stream, {}, nullptr) : stream->last()};
+    for (const auto& other : owner->streams)
+        if (is_legacy && other->blocks_legacy()) reached.push_back(other->last());
+    const auto status = wait_for(c, *owner, {reached.front()});
+    if (status == CUDA_SUCCESS) synchronize_pools(c.driver, reached);
+    return status;
 }
 
-SIM_ENTRY(safe, 9020) cuStreamGetCtx(CUstream handle, CUcontext* context) {
-    return call_with_stream(Entry::cuStreamGetCtx, handle, [&](Call&, const std::shared_ptr<Stream>& stream) {
-        if (!context) return CUDA_ERROR_INVALID_VALUE;
-        *context = stream->context.handle;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 9020) cuStreamGetCtx(Call& c, Context& context, CUstream handle, CUcontext* owner) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    return give(owner, stream->context.handle);
 }
 
-SIM_ENTRY(queued, 10000) cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
-    return call_with_stream(Entry::cuLaunchHostFunc, handle,
-                            [&](Call& c, const std::shared_ptr<Stream>& stream) {
-                                if (!function) return CUDA_ERROR_INVALID_VALUE;
-                                return submit(c, *stream, std::make_shared<HostFunction>(function, data));
-                            });
+SIM_ENTRY(queued, 10000)
+cuLaunchHostFunc(Call& c, Context& context, CUstream handle, CUhostFn function, void* data) {
+    SIM_FIND(stream, find_stream(c.driver, context, handle), CUDA_ERROR_INVALID_HANDLE);
+    if (!function) return CUDA_ERROR_INVALID_VALUE;
+    return submit(c, *stream, std::make_shared<HostFunction>(function, data));
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "support/driver_testing.hpp"
+#include "support/not_copied.hpp"
 
 namespace gpu_sleep::sim::testing {
 
@@ -12,7 +13,7 @@ using namespace driver_testing;
 
 /// Initialises the driver and makes the primary context of a device current to this thread. Afterwards
 /// nothing of it may be left, and faults and counts are as new.
-class Session {
+class Session : test::NotCopied {
 public:
     explicit Session(CUdevice device = 0) : device_(device) {
         REQUIRE(cuInit(0) == CUDA_SUCCESS);
@@ -22,8 +23,6 @@ public:
         REQUIRE(cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
         REQUIRE(cuCtxPushCurrent(context) == CUDA_SUCCESS);
     }
-    Session(const Session&) = delete;
-    Session& operator=(const Session&) = delete;
     ~Session() {
         sim_clear();
         CUcontext popped = nullptr;

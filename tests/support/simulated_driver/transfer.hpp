@@ -59,10 +59,8 @@ private:
                                      std::uint64_t bytes) const;
     [[nodiscard]] bool copy_row(const Execution& execution, std::uint64_t row) const;
 
-    Side to_;
-    Side from_;
-    std::uint64_t width_;
-    std::uint64_t height_;
+    Side to_, from_;
+    std::uint64_t width_, height_;
     std::unique_ptr<std::byte[]> staged_;
 };
 
@@ -86,8 +84,7 @@ private:
     Side to_;
     std::uint32_t value_;
     unsigned element_bytes_;
-    std::uint64_t width_;
-    std::uint64_t height_;
+    std::uint64_t width_, height_;
 };
 
 /// Makes the work of a copy node. Errors: INVALID_VALUE, NOT_SUPPORTED (layers with gaps, arrays).

@@ -112,182 +112,148 @@ void part_from_others(Driver& driver) {
 
 } // namespace gpu_sleep::sim
 
-using namespace gpu_sleep::sim;
-
 SIM_ENTRY(safe, 10020)
-cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp* properties,
+cuMemGetAllocationGranularity(Call& c, std::size_t* granularity, const CUmemAllocationProp* properties,
                               CUmemAllocationGranularity_flags) {
-    return call(Entry::cuMemGetAllocationGranularity, [&](Call& c) {
-        if (!granularity) return CUDA_ERROR_INVALID_VALUE;
-        if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
-        *granularity = k_granularity;
-        return CUDA_SUCCESS;
-    });
+    if (!granularity) return CUDA_ERROR_INVALID_VALUE;
+    SIM_TRY(check_properties(c.driver, properties));
+    *granularity = k_granularity;
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemAddressReserve(CUdeviceptr* address, std::size_t bytes, std::size_t alignment, CUdeviceptr hint,
+cuMemAddressReserve(Call& c, CUdeviceptr* address, std::size_t bytes, std::size_t alignment, CUdeviceptr hint,
                     unsigned long long flags) {
-    return call(Entry::cuMemAddressReserve, [&](Call& c) {
-        if (!address || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
-        if (alignment != 0 && !std::has_single_bit(alignment)) return CUDA_ERROR_INVALID_VALUE;
-        std::uint64_t begin = 0;
-        const auto status = c.driver.space.reserve(bytes, std::max<std::uint64_t>(alignment, k_granularity),
-                                                   hint, Origin::program, begin);
-        if (status == CUDA_SUCCESS) *address = begin;
-        return status;
-    });
+    if (!address || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (alignment != 0 && !std::has_single_bit(alignment)) return CUDA_ERROR_INVALID_VALUE;
+    std::uint64_t begin = 0;
+    const auto status = c.driver.space.reserve(bytes, std::max<std::uint64_t>(alignment, k_granularity), hint,
+                                               Origin::program, begin);
+    if (status == CUDA_SUCCESS) *address = begin;
+    return status;
 }
 
-SIM_ENTRY(safe, 10020) cuMemAddressFree(CUdeviceptr address, std::size_t bytes) {
-    return call(Entry::cuMemAddressFree, [&](Call& c) {
-        if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
-        return c.driver.space.free_reservation(address, bytes);
-    });
+SIM_ENTRY(safe, 10020) cuMemAddressFree(Call& c, CUdeviceptr address, std::size_t bytes) {
+    if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
+    return c.driver.space.free_reservation(address, bytes);
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
-            unsigned long long flags) {
-    return call(Entry::cuMemCreate, [&](Call& c) {
-        if (!handle || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
-        if (const auto status = check_properties(c.driver, properties); status != CUDA_SUCCESS) return status;
-        const auto memory = Physical::create(*pool_of(c.driver, properties->location), bytes, *properties);
-        if (!memory) return CUDA_ERROR_OUT_OF_MEMORY;
-        *handle = name_memory(c.driver, memory);
-        return CUDA_SUCCESS;
-    });
+cuMemCreate(Call& c, CUmemGenericAllocationHandle* handle, std::size_t bytes,
+            const CUmemAllocationProp* properties, unsigned long long flags) {
+    if (!handle || flags != 0 || bytes == 0 || !is_aligned(bytes)) return CUDA_ERROR_INVALID_VALUE;
+    SIM_TRY(check_properties(c.driver, properties));
+    SIM_FIND(memory, Physical::create(*pool_of(c.driver, properties->location), bytes, *properties),
+             CUDA_ERROR_OUT_OF_MEMORY);
+    *handle = name_memory(c.driver, memory);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 10020) cuMemRelease(CUmemGenericAllocationHandle handle) {
-    return call(Entry::cuMemRelease, [&](Call& c) {
-        const auto allocation = c.driver.allocations.find(handle);
-        if (!allocation) return CUDA_ERROR_INVALID_VALUE;
-        if (--allocation->references > 0) return CUDA_SUCCESS;
-        if (allocation->memory->handle == handle) allocation->memory->handle = 0;
-        c.driver.allocations.remove(handle);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 10020) cuMemRelease(Call& c, CUmemGenericAllocationHandle handle) {
+    SIM_FIND(allocation, c.driver.allocations.find(handle), CUDA_ERROR_INVALID_VALUE);
+    if (--allocation->references > 0) return CUDA_SUCCESS;
+    if (allocation->memory->handle == handle) allocation->memory->handle = 0;
+    c.driver.allocations.remove(handle);
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 11000) cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
-    return call(Entry::cuMemRetainAllocationHandle, [&](Call& c) {
-        const auto* mapping = c.driver.space.find(reinterpret_cast<std::uint64_t>(address));
-        if (!handle || !mapping || mapping->origin != Origin::program) return CUDA_ERROR_INVALID_VALUE;
-        *handle = retain(c.driver, *mapping);
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11000)
+cuMemRetainAllocationHandle(Call& c, CUmemGenericAllocationHandle* handle, void* address) {
+    const auto* mapping = c.driver.space.find(reinterpret_cast<std::uint64_t>(address));
+    if (!handle || !mapping || mapping->origin != Origin::program) return CUDA_ERROR_INVALID_VALUE;
+    *handle = retain(c.driver, *mapping);
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemMap(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
-         unsigned long long flags) {
-    return call(Entry::cuMemMap, [&](Call& c) {
-        const auto allocation = c.driver.allocations.find(handle);
-        if (!allocation || flags != 0 || offset != 0 || !is_span(address, bytes))
-            return CUDA_ERROR_INVALID_VALUE;
-        if (bytes != allocation->memory->bytes()) return CUDA_ERROR_INVALID_VALUE;
-        if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
-        return c.driver.space.map(address, allocation->memory, Origin::program, handle);
-    });
+cuMemMap(Call& c, CUdeviceptr address, std::size_t bytes, std::size_t offset,
+         CUmemGenericAllocationHandle handle, unsigned long long flags) {
+    const auto allocation = c.driver.allocations.find(handle);
+    if (!allocation || flags != 0 || offset != 0 || !is_span(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (bytes != allocation->memory->bytes()) return CUDA_ERROR_INVALID_VALUE;
+    if (c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
+    return c.driver.space.map(address, allocation->memory, Origin::program, handle);
 }
 
-SIM_ENTRY(safe, 11010) cuMemMapArrayAsync(CUarrayMapInfo* maps, unsigned count, CUstream) {
-    return call(Entry::cuMemMapArrayAsync, [&](Call& c) { // there are no arrays, but handles are looked for
-        for (unsigned i = 0; i < count; ++i)
-            if (!c.driver.allocations.find(maps[i].memHandle.memHandle)) return CUDA_ERROR_INVALID_VALUE;
-        return CUDA_SUCCESS;
-    });
+SIM_ENTRY(safe, 11010) cuMemMapArrayAsync(Call& c, CUarrayMapInfo* maps, unsigned count, CUstream) {
+    // there are no arrays, but handles are looked for
+    for (unsigned i = 0; i < count; ++i)
+        if (!c.driver.allocations.find(maps[i].memHandle.memHandle)) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
 }
 
-SIM_ENTRY(safe, 10020) cuMemUnmap(CUdeviceptr address, std::size_t bytes) {
-    return call(Entry::cuMemUnmap, [&](Call& c) {
-        if (!is_span(address, bytes) || c.driver.space.is_allocation(address))
-            return CUDA_ERROR_INVALID_VALUE;
-        return c.driver.space.unmap(address, bytes);
-    });
+SIM_ENTRY(safe, 10020) cuMemUnmap(Call& c, CUdeviceptr address, std::size_t bytes) {
+    if (!is_span(address, bytes) || c.driver.space.is_allocation(address)) return CUDA_ERROR_INVALID_VALUE;
+    return c.driver.space.unmap(address, bytes);
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemSetAccess(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* descriptions,
+cuMemSetAccess(Call& c, CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* descriptions,
                std::size_t count) {
-    return call(Entry::cuMemSetAccess, [&](Call& c) {
-        if (!is_span(address, bytes) || !descriptions || count == 0 || c.driver.space.is_allocation(address))
-            return CUDA_ERROR_INVALID_VALUE;
-        std::uint32_t devices = 0;
-        for (std::size_t i = 0; i < count; ++i)
-            if (const auto status = devices_of(c.driver, descriptions[i], devices); status != CUDA_SUCCESS)
-                return status;
-        for (std::size_t i = 0; i < count; ++i) {
-            devices_of(c.driver, descriptions[i], devices);
-            const auto status = c.driver.space.set_access(address, bytes, devices, descriptions[i].flags);
-            if (status != CUDA_SUCCESS) return status;
-        }
-        return CUDA_SUCCESS;
-    });
+    if (!is_span(address, bytes) || !descriptions || count == 0 || c.driver.space.is_allocation(address))
+        return CUDA_ERROR_INVALID_VALUE;
+    std::uint32_t devices = 0;
+    for (std::size_t i = 0; i < count; ++i) SIM_TRY(devices_of(c.driver, descriptions[i], devices));
+    for (std::size_t i = 0; i < count; ++i) {
+        devices_of(c.driver, descriptions[i], devices);
+        SIM_TRY(c.driver.space.set_access(address, bytes, devices, descriptions[i].flags));
+    }
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
-    return call(Entry::cuMemGetAccess, [&](Call& c) {
-        const auto* mapping = c.driver.space.find(address);
-        if (!flags || !location || !mapping || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (!c.driver.has_device(location->id)) return CUDA_ERROR_INVALID_DEVICE;
-        if (mapping->origin != Origin::program) {
-            *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE; // the real one says so of all but virtual memory
-            return CUDA_SUCCESS;
-        }
-        const auto bit = std::uint32_t{1} << location->id;
-        *flags = (mapping->writers & bit) != 0   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                 : (mapping->readers & bit) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                                 : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+cuMemGetAccess(Call& c, unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+    const auto* mapping = c.driver.space.find(address);
+    if (!flags || !location || !mapping || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!c.driver.has_device(location->id)) return CUDA_ERROR_INVALID_DEVICE;
+    if (mapping->origin != Origin::program) {
+        *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE; // the real one says so of all but virtual memory
         return CUDA_SUCCESS;
-    });
+    }
+    const auto bit = std::uint32_t{1} << location->id;
+    *flags = (mapping->writers & bit) != 0   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+             : (mapping->readers & bit) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                             : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties, CUmemGenericAllocationHandle handle) {
-    return call(Entry::cuMemGetAllocationPropertiesFromHandle, [&](Call& c) {
-        const auto allocation = c.driver.allocations.find(handle);
-        if (!properties || !allocation) return CUDA_ERROR_INVALID_VALUE;
-        *properties = allocation->memory->properties();
-        return CUDA_SUCCESS;
-    });
+cuMemGetAllocationPropertiesFromHandle(Call& c, CUmemAllocationProp* properties,
+                                       CUmemGenericAllocationHandle handle) {
+    const auto allocation = c.driver.allocations.find(handle);
+    if (!properties || !allocation) return CUDA_ERROR_INVALID_VALUE;
+    *properties = allocation->memory->properties();
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+cuMemExportToShareableHandle(Call& c, void* shareable, CUmemGenericAllocationHandle handle,
                              CUmemAllocationHandleType type, unsigned long long flags) {
-    return call(Entry::cuMemExportToShareableHandle, [&](Call& c) {
-        const auto allocation = c.driver.allocations.find(handle);
-        if (!shareable || !allocation || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-        const auto requested = allocation->memory->properties().requestedHandleTypes;
-        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (requested & type) == 0)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (allocation->memory->is_imported()) return CUDA_ERROR_INVALID_VALUE;
-        if (const auto status = share(c.driver, *allocation->memory); status != CUDA_SUCCESS) return status;
-        gpu_sleep::UniqueFd fd = allocation->memory->export_fd();
-        if (!fd) return CUDA_ERROR_OPERATING_SYSTEM;
-        *static_cast<int*>(shareable) = fd.release();
-        return CUDA_SUCCESS;
-    });
+    const auto allocation = c.driver.allocations.find(handle);
+    if (!shareable || !allocation || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    const auto requested = allocation->memory->properties().requestedHandleTypes;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (requested & type) == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (allocation->memory->is_imported()) return CUDA_ERROR_INVALID_VALUE;
+    SIM_TRY(share(c.driver, *allocation->memory));
+    gpu_sleep::UniqueFd fd = allocation->memory->export_fd();
+    if (!fd) return CUDA_ERROR_OPERATING_SYSTEM;
+    *static_cast<int*>(shareable) = fd.release();
+    return CUDA_SUCCESS;
 }
 
 SIM_ENTRY(safe, 10020)
-cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+cuMemImportFromShareableHandle(Call& c, CUmemGenericAllocationHandle* handle, void* shareable,
                                CUmemAllocationHandleType type) {
-    return call(Entry::cuMemImportFromShareableHandle, [&](Call& c) {
-        if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
-        const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
-        if (const auto own = find_exported(c.driver, fd)) {
-            *handle = make_handle(c.driver, own); // not the one that was exported
-            return CUDA_SUCCESS;
-        }
-        const auto imported = Physical::import(fd);
-        if (!imported) return CUDA_ERROR_UNKNOWN;
-        if (imported->properties().location.id >= c.driver.device_count()) return CUDA_ERROR_INVALID_VALUE;
-        *handle = name_memory(c.driver, imported);
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+    const auto fd = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+    if (const auto own = find_exported(c.driver, fd)) {
+        *handle = make_handle(c.driver, own); // not the one that was exported
         return CUDA_SUCCESS;
-    });
+    }
+    SIM_FIND(imported, Physical::import(fd), CUDA_ERROR_UNKNOWN);
+    if (imported->properties().location.id >= c.driver.device_count()) return CUDA_ERROR_INVALID_VALUE;
+    *handle = name_memory(c.driver, imported);
+    return CUDA_SUCCESS;
 }

@@ -48,8 +48,7 @@ Ticket enqueue(Stream& stream, std::vector<Ticket> after, Stream::Task task) {
 }
 
 CUresult submit(Call& call, Stream& stream, std::shared_ptr<const Work> work, Submitted* submitted) {
-    if (const auto status = refuse_implicit_dependency(call.driver, stream); status != CUDA_SUCCESS)
-        return status;
+    SIM_TRY(refuse_implicit_dependency(call.driver, stream));
     if (stream.capture) {
         if (submitted) submitted->captured = true;
         return record(call.driver, stream, std::move(work));
@@ -60,7 +59,7 @@ CUresult submit(Call& call, Stream& stream, std::shared_ptr<const Work> work, Su
         return CUDA_SUCCESS;
     });
     if (started != CUDA_SUCCESS) return started;
-    if (const auto status = work->prepare(call.driver, false); status != CUDA_SUCCESS) return status;
+    SIM_TRY(work->prepare(call.driver, false));
     const auto execution = execution_now(call, stream);
     auto ticket = enqueue(stream, {}, [work = std::move(work), execution] { run(*work, execution); });
     if (submitted) submitted->ticket = std::move(ticket);

@@ -54,9 +54,7 @@ const Agent& agent() {
 /// What all threads share.
 struct Totals {
     std::atomic<bool> stops{false};
-    std::atomic<std::uint64_t> iterations{0};
-    std::atomic<std::uint64_t> launches{0};
-    std::atomic<std::uint64_t> captures{0};
+    std::atomic<std::uint64_t> iterations{0}, launches{0}, captures{0};
 };
 Totals g_totals;
 
@@ -108,20 +106,18 @@ private:
     /// Allocates, writes, passes it on by a graph now and then, checks, frees.
     Result<void> iterate() {
         const auto words = 1 + random_() % k_max_words;
-        auto made = make(k_kinds[random_() % k_kinds.size()], words * sizeof(std::uint64_t));
-        if (!made) return made.error();
+        auto made = GPU_SLEEP_TRY(make(k_kinds[random_() % k_kinds.size()], words * sizeof(std::uint64_t)));
         const auto seed = random_();
-        GPU_SLEEP_TRY(write(*made, seed));
+        GPU_SLEEP_TRY(write(made, seed));
         GPU_SLEEP_TRY(count());
         if (random_() % 4 == 0) {
-            auto copy = make("async", made->bytes);
-            if (!copy) return copy.error();
-            GPU_SLEEP_TRY(copy_by_graph(*made, *copy));
-            GPU_SLEEP_TRY(check(*copy, seed));
-            GPU_SLEEP_TRY(release(*copy, stream_));
+            auto copy = GPU_SLEEP_TRY(make("async", made.bytes));
+            GPU_SLEEP_TRY(copy_by_graph(made, copy));
+            GPU_SLEEP_TRY(check(copy, seed));
+            GPU_SLEEP_TRY(release(copy, stream_));
         }
-        GPU_SLEEP_TRY(check(*made, seed));
-        GPU_SLEEP_TRY(release(*made, stream_));
+        GPU_SLEEP_TRY(check(made, seed));
+        GPU_SLEEP_TRY(release(made, stream_));
         if (random_() % 8 == 0) GPU_SLEEP_TRY(check(kept_, kept_seed_));
         return {};
     }
@@ -176,10 +172,8 @@ private:
     std::minstd_rand random_;
     CUstream stream_ = nullptr;
     CUmodule module_ = nullptr;
-    Memory counter_;
-    Memory kept_;
-    std::uint64_t kept_seed_ = 0;
-    std::uint64_t expected_ = 0;
+    Memory counter_, kept_;
+    std::uint64_t kept_seed_ = 0, expected_ = 0;
     std::vector<std::uint64_t> host_;
 };
 
@@ -225,7 +219,7 @@ int run(unsigned thread_count, int cycles) {
     sleep_and_wake(cycles);
     g_totals.stops = true;
     for (auto& thread : threads) thread.join();
-    const auto faults = control().fault_counts();
+    const auto faults = GPU_SLEEP_TEST_CONTROL(sim_fault_counts)();
     fmt::print("cycles {} iterations {} launches {} captures {} illegal {} broken {}\n", cycles,
                g_totals.iterations.load(), g_totals.launches.load(), g_totals.captures.load(),
                faults.illegal_accesses, faults.broken_captures);

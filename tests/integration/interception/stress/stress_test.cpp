@@ -6,7 +6,6 @@
 
 #include "support/catch.hpp"
 
-using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
 namespace {
