@@ -9,7 +9,6 @@
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
 #include "client/room.hpp"
-#include "control/gpus.hpp"
 
 #include <fmt/ranges.h>
 

@@ -10,7 +10,6 @@
 #include "cli/show/json.hpp"
 #include "cli/show/output.hpp"
 #include "cli/show/render.hpp"
-#include "control/gpus.hpp"
 #include "control/history.hpp"
 #include "control/listing.hpp"
 

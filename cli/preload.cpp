@@ -21,8 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view k_agent = "libgpu-sleep-agent.so";
-constexpr std::string_view k_audit = "libgpu-sleep-audit.so";
 constexpr std::string_view k_login = "libgpu-sleep-login.so";
 /// From the directory of the commands: as installed, as built, and as pip installs it.
 constexpr std::array k_places = {GPU_SLEEP_LIBRARIES_FROM_COMMANDS, "../lib", "../libexec/gpu-sleep"};
@@ -30,24 +28,6 @@ constexpr std::array k_places = {GPU_SLEEP_LIBRARIES_FROM_COMMANDS, "../lib", ".
 bool is_library(std::string_view file, std::string_view library) {
     file.remove_prefix(file.rfind('/') + 1); // npos + 1 is 0
     return file == library || file.starts_with(std::string(library) + ".");
-}
-
-Result<std::string> find_library(const std::string& directory, std::string_view library) {
-    for (const auto* place : k_places) {
-        std::error_code failure;
-        const auto libraries = fs::canonical(fs::path(directory) / place, failure);
-        const auto file = libraries / library;
-        if (failure || !fs::exists(file, failure)) continue;
-        // The loader splits at spaces and colons, and replaces what begins with a dollar sign.
-        if (const auto at = file.native().find_first_of(" :\t\n$"); at != std::string::npos)
-            return make_error(ErrorCode::invalid_argument,
-                              "the agent cannot be loaded from {}: there is a '{}' in its path, which the "
-                              "loader does not accept; install gpu-sleep elsewhere",
-                              file.native(), file.native()[at]);
-        return file.native();
-    }
-    return make_error(ErrorCode::io_failed, "{} is missing: it should be in {}", library,
-                      (fs::path(directory) / k_places.front()).lexically_normal().native());
 }
 
 /// The list `before`, split at any of `separators`, behind `file`, which may be empty, and without the
@@ -68,7 +48,7 @@ std::string put_first(const std::string& file, IsOurs&& is_ours, std::string_vie
 constexpr const char* k_preload_separators = ": \t\n";
 
 bool is_agent(std::string_view entry) {
-    return is_library(entry, k_agent) || is_library(entry, k_login);
+    return is_library(entry, k_agent_library) || is_library(entry, k_login);
 }
 
 #if defined(__x86_64__)
@@ -176,15 +156,24 @@ std::optional<Refusal> check_privileges(int file, const std::string& name) {
     return std::nullopt;
 }
 
-/// Joins a directory of PATH and a name.
-std::string joined(std::string_view directory, const std::string& name) {
-    return directory.empty() ? "./" + name : fmt::format("{}/{}", directory, name);
-}
-
 } // namespace
 
-Result<std::string> find_agent(const std::string& directory) {
-    return find_library(directory, k_agent);
+Result<std::string> find_library(const std::string& directory, std::string_view library) {
+    for (const auto* place : k_places) {
+        std::error_code failure;
+        const auto libraries = fs::canonical(fs::path(directory) / place, failure);
+        const auto file = libraries / library;
+        if (failure || !fs::exists(file, failure)) continue;
+        // The loader splits at spaces and colons, and replaces what begins with a dollar sign.
+        if (const auto at = file.native().find_first_of(" :\t\n$"); at != std::string::npos)
+            return make_error(ErrorCode::invalid_argument,
+                              "the agent cannot be loaded from {}: there is a '{}' in its path, which the "
+                              "loader does not accept; install gpu-sleep elsewhere",
+                              file.native(), file.native()[at]);
+        return file.native();
+    }
+    return make_error(ErrorCode::io_failed, "{} is missing: it should be in {}", library,
+                      (fs::path(directory) / k_places.front()).lexically_normal().native());
 }
 
 Result<std::string> find_login(const std::string& directory) {
@@ -196,10 +185,6 @@ Result<std::string> find_login(const std::string& directory) {
                           "backslash or an exclamation mark in its path; install gpu-sleep elsewhere",
                           *found);
     return found;
-}
-
-Result<std::string> find_audit(const std::string& directory) {
-    return find_library(directory, k_audit);
 }
 
 Result<void> check_open_to_all(const std::string& library) {
@@ -225,7 +210,7 @@ std::string without_agent(std::string_view before) {
 
 std::string with_audit(const std::string& audit, std::string_view before) {
     return put_first(
-        audit, [](std::string_view entry) { return is_library(entry, k_audit); }, before, ":");
+        audit, [](std::string_view entry) { return is_library(entry, k_audit_library); }, before, ":");
 }
 
 std::variant<std::string, Refusal> find_program(const std::string& name, std::string_view search_path) {
@@ -244,7 +229,8 @@ std::variant<std::string, Refusal> find_program(const std::string& name, std::st
     std::optional<Refusal> refusal;
     for (std::size_t begin = 0; begin <= search_path.size();) {
         const auto end = std::min(search_path.find(':', begin), search_path.size());
-        auto file = joined(search_path.substr(begin, end - begin), name);
+        const auto directory = search_path.substr(begin, end - begin);
+        auto file = fmt::format("{}/{}", directory.empty() ? "." : directory, name);
         const int why = obstacle(file);
         if (why == 0) return file;
         if (why == EACCES && !refusal) refusal = cannot_execute(file, "it is not executable");

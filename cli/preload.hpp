@@ -9,13 +9,14 @@
 
 namespace gpu_sleep::cli {
 
-/// The agent that belongs to the program in `directory`: in the directory for libraries beside it. Errors:
+/// The agent, and the library of `gpu-run --audit`; see ld.so(8), LD_AUDIT.
+inline constexpr std::string_view k_agent_library = "libgpu-sleep-agent.so";
+inline constexpr std::string_view k_audit_library = "libgpu-sleep-audit.so";
+
+/// `library`, which belongs to the program in `directory`: in the directory for libraries beside it. Errors:
 /// io_failed (it is not there), invalid_argument (the loader could not be given this path: see ld.so(8),
 /// LD_PRELOAD).
-[[nodiscard]] Result<std::string> find_agent(const std::string& directory);
-
-/// The same for the library of `gpu-run --audit`; see ld.so(8), LD_AUDIT.
-[[nodiscard]] Result<std::string> find_audit(const std::string& directory);
+[[nodiscard]] Result<std::string> find_library(const std::string& directory, std::string_view library);
 
 /// The same for the library that the login environment preloads, `gpu-enable`. Errors: besides,
 /// invalid_argument for what a shell cannot be given.

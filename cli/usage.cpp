@@ -19,16 +19,6 @@ namespace {
 
 constexpr std::size_t k_columns = 80;
 
-/// Whether `word` is one of those that `words` separates by '|'.
-bool is_one_of(std::string_view word, std::string_view words) {
-    while (!words.empty()) {
-        const auto end = std::min(words.find('|'), words.size());
-        if (words.substr(0, end) == word) return true;
-        words.remove_prefix(std::min(end + 1, words.size()));
-    }
-    return false;
-}
-
 /// "-q, --quiet", "--dir DIR" or "--watch[=INTERVAL]".
 std::string spelling(const Row& row) {
     auto text = row.names;
@@ -208,7 +198,9 @@ Value list(const std::string& name, std::vector<std::string>& texts, char separa
 
 Value choice(const std::string& words, const std::function<void(const std::string&)>& assign) {
     return text(words, [words, assign](const std::string& word) {
-        if (!is_one_of(word, words)) return fmt::format("'{}' is not one of {}", word, words);
+        const bool is_one = word.find('|') == word.npos &&
+                            fmt::format("|{}|", words).find(fmt::format("|{}|", word)) != word.npos;
+        if (!is_one) return fmt::format("'{}' is not one of {}", word, words);
         assign(word);
         return std::string();
     });

@@ -19,12 +19,6 @@
 namespace gpu_sleep::agent::server {
 namespace {
 
-/// The socket lies in a directory that only its owner may enter, so whoever gets here is this user, or holds
-/// the capability to pass: root. Root of an outer user namespace shows as the overflow user.
-bool is_allowed(uid_t peer) {
-    return peer == ::geteuid() || peer == 0 || peer == overflow_uid();
-}
-
 /// Sends some of `bytes`, and `descriptor` if there is one; as send(2).
 ssize_t send_some(int socket, std::span<const std::byte> bytes, int descriptor) {
     if (descriptor < 0) return ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -52,7 +46,9 @@ std::string how_to_go_on(pid_t stopped) {
 
 Result<std::unique_ptr<Connection>> Connection::adopt(UniqueFd socket) {
     const auto peer = peer_of(socket.get());
-    if (!peer || !is_allowed(peer->uid))
+    // The socket lies in a directory that only its owner may enter, so whoever gets here is this user, or
+    // holds the capability to pass: root. Root of an outer user namespace shows as the overflow user.
+    if (!peer || (peer->uid != ::geteuid() && peer->uid != 0 && peer->uid != overflow_uid()))
         return make_error(ErrorCode::not_permitted, "user {} may not control a process of user {}",
                           peer ? peer->uid : 0, ::geteuid());
     constexpr timeval k_send_limit{2, 0};

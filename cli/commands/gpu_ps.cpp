@@ -8,7 +8,6 @@
 #include "cli/show/render.hpp"
 #include "cli/show/terminal.hpp"
 #include "control/dispatch.hpp"
-#include "control/gpus.hpp"
 #include "control/history.hpp"
 #include "control/listing.hpp"
 #include "doctor/diagnosis.hpp"
@@ -98,13 +97,11 @@ struct Listed {
     bool is_empty = false; ///< of what was asked for by pid or name, nothing is there
 };
 
-bool is_absent(const control::Outcome& outcome) {
-    const auto* error = std::get_if<Error>(&outcome.answer);
-    return error && traits(error->code).exit_status == exit_status::no_process;
-}
-
 bool is_all_absent(const std::vector<control::Outcome>& outcomes) {
-    return std::ranges::all_of(outcomes, is_absent);
+    return std::ranges::all_of(outcomes, [](const control::Outcome& outcome) {
+        const auto* error = std::get_if<Error>(&outcome.answer);
+        return error && traits(error->code).exit_status == exit_status::no_process;
+    });
 }
 
 /// Writes a listing of `status`.

@@ -232,9 +232,10 @@ int run(const RunOptions& options, std::vector<std::string> command) {
         return print_error(refusal->message, refusal->exit_status);
     std::error_code failure;
     const auto self = std::filesystem::read_symlink("/proc/self/exe", failure);
-    const auto agent = cli::find_agent(self.parent_path().native());
+    const auto agent = cli::find_library(self.parent_path().native(), cli::k_agent_library);
     if (!agent) return print_error(agent.error().message, exit_status::failed_awake);
-    const auto audit = options.audit ? cli::find_audit(self.parent_path().native()) : std::string();
+    const auto audit =
+        options.audit ? cli::find_library(self.parent_path().native(), cli::k_audit_library) : std::string();
     if (!audit) return print_error(audit.error().message, exit_status::failed_awake);
     const auto variables = agent_environment(options);
 

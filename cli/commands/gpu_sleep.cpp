@@ -101,23 +101,10 @@ usage::Table table_of(Typed& typed) {
         cli::k_exit_statuses};
 }
 
-/// The first tag that is to be both kept and dropped, or null.
-const std::string* contradiction(const model::SleepRequest& request) {
-    const auto tag = std::find_first_of(request.keep.begin(), request.keep.end(), request.discard.begin(),
-                                        request.discard.end());
-    return tag == request.keep.end() ? nullptr : &*tag;
-}
-
 /// Whether anything is asked for besides that it sleeps.
 bool asks_for_more(model::SleepRequest request) {
     request.dry_run = false;
     return request != model::SleepRequest();
-}
-
-/// The timer that was typed.
-model::TimerRequest timer_of(const Typed& typed) {
-    const model::Placement& placement = typed.sleep;
-    return {placement, *typed.idle, typed.sleep.deep, typed.sleep.on_touch};
 }
 
 /// Whether more is asked for than what is told to a timer.
@@ -149,7 +136,7 @@ bool asks_for_sleep(model::SleepRequest request) {
 std::string problem(const Typed& typed) {
     const auto& request = typed.sleep;
     const bool is_by_agent = typed.engine == Engine::agent;
-    if (const auto* tag = contradiction(request))
+    if (const auto tag = std::ranges::find_first_of(request.keep, request.discard); tag != request.keep.end())
         return fmt::format("--keep and --discard: the tag '{}' cannot be both kept and discarded", *tag);
     if (!is_by_agent && (asks_for_more(request) || typed.releases || typed.runs_on))
         return "--engine driver and --engine auto put all of a process to sleep, in host memory, and cannot "
@@ -197,8 +184,11 @@ int main(int argc, char** argv) {
     if (text.empty()) text = cli::read_stores(typed.stores, typed.sleep);
     if (text.empty()) text = problem(typed);
     if (!text.empty()) return cli::usage_error(k_program, text, typed.output.json);
-    if (typed.idle)
-        return cli::tell_selected(k_program, typed.whom, timer_of(typed), typed.output, render_timer);
+    if (typed.idle) {
+        const model::Placement& placement = typed.sleep;
+        const model::TimerRequest timer{placement, *typed.idle, typed.sleep.deep, typed.sleep.on_touch};
+        return cli::tell_selected(k_program, typed.whom, timer, typed.output, render_timer);
+    }
     return cli::run(k_program, {typed.whom, request_of(typed), typed.engine}, typed.output,
                     typed.accepts_losses);
 }

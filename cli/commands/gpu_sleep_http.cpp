@@ -69,12 +69,6 @@ Result<UniqueFd> open_process(const control::Selection& whom) {
     return fd;
 }
 
-/// Until a signal comes, or the process has ended.
-void await_end(cli::Signals& signals, const UniqueFd& process) {
-    std::array<pollfd, 2> polled{pollfd{signals.fd(), POLLIN, 0}, pollfd{process.get(), POLLIN, 0}};
-    while (!signals.has_come() && polled[1].revents == 0) ::poll(polled.data(), polled.size(), -1);
-}
-
 Result<void> run(ServeOptions& options) {
     auto& door = options.door;
     constexpr Milliseconds k_wait_for_room{10'000}; // as gpu-wake
@@ -99,7 +93,8 @@ Result<void> run(ServeOptions& options) {
     const auto server = GPU_SLEEP_TRY(http::serve(
         std::move(listener), http::Admission(is_unix, owner, std::move(door.token)), std::move(backend)));
     static_cast<void>(cli::write_result(fmt::format("listening on {}\n", to_string(*door.address))));
-    await_end(signals, process);
+    std::array<pollfd, 2> polled{pollfd{signals.fd(), POLLIN, 0}, pollfd{process.get(), POLLIN, 0}};
+    while (!signals.has_come() && polled[1].revents == 0) ::poll(polled.data(), polled.size(), -1);
     http::remove_file(*door.address);
     return {};
 }

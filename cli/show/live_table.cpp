@@ -168,13 +168,6 @@ Table table_of(const std::vector<control::Outcome>& outcomes, const std::vector<
     return table;
 }
 
-/// Of the longest line.
-std::size_t width_of_lines(std::string_view text) {
-    std::size_t width = 0;
-    while (const auto line = take_line(text)) width = std::max(width, width_of(*line));
-    return width;
-}
-
 } // namespace
 
 void sort(std::vector<control::Outcome>& outcomes, std::string_view order) {
@@ -236,7 +229,9 @@ std::string render_live(const std::vector<control::Outcome>& outcomes, std::size
     auto table = table_of(outcomes, rows, widths).text();
     for (const auto& [width, text] :
          {std::pair(&Widths::origin, &Row::origin), std::pair(&Widths::name, &Row::name)}) {
-        const auto all = width_of_lines(table);
+        std::size_t all = 0; // columns of the longest line
+        for (std::string_view left = table; const auto line = take_line(left);)
+            all = std::max(all, width_of(*line));
         if (all <= columns) break;
         std::size_t longest = 0;
         for (const auto& row : rows) longest = std::max(longest, width_of(shortened(row.*text, k_most)));

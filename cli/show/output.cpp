@@ -34,12 +34,6 @@ Result<void> write_all(std::string_view text) {
     return {};
 }
 
-std::vector<std::string> lines_of(std::string_view text) {
-    std::vector<std::string> lines;
-    while (const auto line = take_line(text)) lines.emplace_back(*line);
-    return lines;
-}
-
 } // namespace
 
 Result<void> write_result(std::string_view text) {
@@ -60,7 +54,8 @@ void print_error(std::string_view text) {
 }
 
 Result<void> draw(std::string_view text, ScreenSize size) {
-    auto lines = lines_of(text);
+    std::vector<std::string> lines;
+    while (const auto line = take_line(text)) lines.emplace_back(*line);
     const auto room = std::max<std::size_t>(size.lines, 1);
     if (lines.size() > room) {
         const auto more = fmt::format("... {} below", counted(lines.size() - room + 1, "line"));

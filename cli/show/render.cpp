@@ -83,12 +83,6 @@ std::string headline(const control::Process& process, const Report& report, bool
                        model::is_resident(report.state) ? "" : level, format_seconds(report.times.total));
 }
 
-/// "contents in files in /scratch: 5.00 GiB, 3.00 GiB on disk".
-std::string files_line(const Report& report) {
-    return fmt::format("contents in files in {}: {}, {} on disk", cli::joined(report.directories),
-                       format_bytes(in_files(report)), format_bytes(report.file_bytes));
-}
-
 /// "3 processes are", "1 process is".
 std::string subject(std::size_t count, std::string_view one, std::string_view several) {
     return count == 1 ? fmt::format("1 process {}", one) : fmt::format("{} processes {}", count, several);
@@ -166,7 +160,8 @@ std::string render_operation(const control::Process& process, const Report& repo
                     "  tag {} on GPU {}: dropped contents read as zeros until the program refills them\n",
                     printable(tag.tag), tag.device);
     if (report.operation == Operation::sleep && !report.dry_run && in_files(report) != 0)
-        text += fmt::format("  {}\n", files_line(report));
+        text += fmt::format("  contents in files in {}: {}, {} on disk\n", joined(report.directories),
+                            format_bytes(in_files(report)), format_bytes(report.file_bytes));
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
     if (report.deep) text += fmt::format("  {}\n", deep_line(report));
@@ -302,12 +297,9 @@ std::string render_together(const std::vector<control::Outcome>& outcomes, const
 }
 
 std::string advice_from(std::string_view program, const Error& error, const control::Outcome* outcome) {
-    if (error.code == ErrorCode::out_of_disk && error.driver_status == EFBIG)
+    const auto code = error.code;
+    if (code == ErrorCode::out_of_disk && error.driver_status == EFBIG)
         return "raise the program's limit of file sizes: prlimit --fsize=unlimited --pid PID";
-    return advice_from(program, error.code, outcome);
-}
-
-std::string advice_from(std::string_view program, ErrorCode code, const control::Outcome* outcome) {
     if (outcome && code == ErrorCode::stopped)
         return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
     const bool is_door = program == "gpu-sleep-http";

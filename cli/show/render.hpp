@@ -91,9 +91,6 @@ enum class Detail : std::uint8_t {
 
 /// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
 /// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
-[[nodiscard]] std::string advice_from(std::string_view program, ErrorCode code,
-                                      const control::Outcome* outcome = nullptr);
-/// The same of an error, which may say more than its code.
 [[nodiscard]] std::string advice_from(std::string_view program, const Error& error,
                                       const control::Outcome* outcome = nullptr);
 

@@ -36,16 +36,13 @@ using model::TagReport;
 
 /// "GPU", or "GPU 2.00 GiB, host 13.0 GiB" when the bytes are in several places.
 std::string where(const TagReport& tag) {
-    struct Place {
-        std::string_view name;
-        Bytes bytes;
-    };
+    using Place = std::pair<std::string_view, Bytes>;
     std::vector<Place> places{{"GPU", tag.resident}, {"host (running)", tag.host_backed}};
     for (const auto store : model::k_stores)
-        places.push_back({model::to_string(store), model::kept_in(tag, store)});
-    places.push_back({"dropped", tag.dropped});
-    places.push_back({"damaged", tag.damaged});
-    std::erase_if(places, [](const Place& place) { return place.bytes == 0; });
+        places.emplace_back(model::to_string(store), model::kept_in(tag, store));
+    places.emplace_back("dropped", tag.dropped);
+    places.emplace_back("damaged", tag.damaged);
+    std::erase_if(places, [](const Place& place) { return place.second == 0; });
     std::vector<std::string> words;
     words.reserve(places.size());
     for (const auto& [name, bytes] : places)
@@ -110,12 +107,6 @@ std::string use_line(Bytes bytes) {
         format_bytes(bytes));
 }
 
-/// Why the program may be slow.
-std::string host_backed_line(Bytes bytes, double link_rate) {
-    return fmt::format("runs from host memory: reading it once over PCIe takes at least {}",
-                       format_seconds(static_cast<double>(bytes) / link_rate));
-}
-
 /// "2nd".
 std::string ordinal(std::uint32_t number) {
     constexpr std::uint32_t k_ten = 10;
@@ -157,7 +148,8 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     if (report.intercepts || report.gate != GateState::open || report.touches != 0)
         table.add_line(gate_line(report));
     if (sums.all.host_backed != 0 && link_rate > 0)
-        table.add_line(host_backed_line(sums.all.host_backed, link_rate));
+        table.add_line(fmt::format("runs from host memory: reading it once over PCIe takes at least {}",
+                                   format_seconds(static_cast<double>(sums.all.host_backed) / link_rate)));
     if (report.inhibited) table.add_line(inhibition_line(report));
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));

@@ -21,12 +21,6 @@ bool is_nothing(const BytesByGpu& missing) {
     return std::ranges::all_of(missing, [](const auto& each) { return each.second == 0; });
 }
 
-bool suffice(std::span<const Candidate> candidates, const std::vector<std::size_t>& chosen,
-             BytesByGpu missing) {
-    for (const auto index : chosen) missing = less(std::move(missing), candidates[index]);
-    return is_nothing(missing);
-}
-
 /// plan_room(), `later` seconds from now.
 std::vector<std::size_t> plan(std::span<const Candidate> candidates, const BytesByGpu& missing,
                               double later) {
@@ -49,7 +43,9 @@ std::vector<std::size_t> plan(std::span<const Candidate> candidates, const Bytes
     for (auto last = chosen.size(); last-- > 0;) { // one that was taken early may not be needed any more
         auto fewer = chosen;
         fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(last));
-        if (suffice(candidates, fewer, missing)) chosen = std::move(fewer);
+        auto left = missing;
+        for (const auto index : fewer) left = less(std::move(left), candidates[index]);
+        if (is_nothing(left)) chosen = std::move(fewer);
     }
     return chosen;
 }

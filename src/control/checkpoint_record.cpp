@@ -135,13 +135,11 @@ std::set<pid_t> recorded_processes() {
     std::set<pid_t> pids;
     const auto own = ::geteuid();
     const auto tmp = open_tmp();
-    const auto found = tmp ? find_agent_directories(tmp.get()) : Result<AgentDirectories>(AgentDirectories());
+    const auto found = find_agent_directories(tmp.get());
     if (!found) return pids;
     for (const auto& [owner, directories] : found->names) {
         if (own != 0 && own != owner) continue;
-        const auto directory = open_directory(owner);
-        const auto names = directory ? names_in(directory.get(), k_max_entries)
-                                     : Result<std::vector<std::string>>(std::vector<std::string>());
+        const auto names = names_in(open_directory(owner).get(), k_max_entries);
         if (!names) continue;
         for (const auto& name : *names)
             if (const auto process = process_of(name)) pids.insert(process->pid);

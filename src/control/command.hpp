@@ -5,7 +5,7 @@
 #pragma once
 
 #include "control/ask.hpp"
-#include "control/gpu_moves.hpp"
+#include "control/gpus.hpp"
 
 namespace gpu_sleep::control {
 

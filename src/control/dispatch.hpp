@@ -6,7 +6,6 @@
 #pragma once
 
 #include "control/command.hpp"
-#include "control/targets.hpp"
 
 namespace gpu_sleep::control {
 

@@ -7,7 +7,7 @@
 #include "checkpoint/room.hpp"
 #include "client/gpu_queue.hpp"
 #include "control/checkpoint_record.hpp"
-#include "control/gpus.hpp"
+#include "control/need.hpp"
 #include "model/unseen_libraries.hpp"
 
 namespace gpu_sleep::control {

@@ -44,12 +44,6 @@ int connect_in(int directory, const std::string& name, UniqueFd& socket) {
     return 0;
 }
 
-/// Whether `process` itself listens at the other end. The kernel says so, and nobody can pretend.
-bool is_peer(int socket, const Process& process) {
-    const auto peer = peer_of(socket);
-    return peer && peer->pid == process.pid && peer->uid == process.uid;
-}
-
 Error not_permitted(const Process& process) {
     return make_error(ErrorCode::not_permitted,
                       "process {} belongs to {}: only its owner and root may control it", title(process),
@@ -164,7 +158,9 @@ Result<UniqueFd> Finder::connect_beneath(int root, const Process& process, std::
             for (const auto& name : {candidate.name + k_state_suffix, candidate.name})
                 ::unlinkat(directory.get(), name.c_str(), 0);
         if (is_leftover) continue;
-        if (failure == 0 && is_peer(socket.get(), process)) return socket;
+        // Whether the process itself listens there: the kernel says so, and nobody can pretend.
+        const auto peer = failure == 0 ? peer_of(socket.get()) : std::nullopt;
+        if (peer && peer->pid == process.pid && peer->uid == process.uid) return socket;
         if (failure == EACCES || failure == EPERM) return not_permitted(process);
         if (lacks_descriptors(failure)) return lack_of_descriptors(failure);
         if (failure == EAGAIN)

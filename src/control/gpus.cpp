@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Asking NVML, and agents in its place; by NVML's pids, and by UUIDs.
+// Asking NVML, and agents in its place; by NVML's pids, and by UUIDs. Completing moves.
 
 #include "control/gpus.hpp"
 
 #include "base/text.hpp"
 #include "client/room.hpp"
-#include "control/gpu_moves.hpp"
 
 #include <fmt/ranges.h>
 #include <iterator>
@@ -59,29 +58,17 @@ std::map<std::string, int> numbers() {
 
 constexpr Milliseconds k_agent_patience{2'000};
 
-const model::Report* report_of(const Outcome& outcome) {
-    return std::get_if<model::Report>(&outcome.answer);
-}
-
 /// Returns the GPUs that agents report, without their memory.
 std::vector<driver::Gpu> gpus_of(const std::vector<Outcome>& processes) {
     std::vector<driver::Gpu> all;
     for (const auto& process : processes) {
-        const auto* const report = report_of(process);
+        const auto* const report = std::get_if<model::Report>(&process.answer);
         if (!report) continue;
         for (const auto& device : report->devices)
             if (!device.uuid.empty() && !find_gpu(all, device.uuid))
                 all.push_back({device.device, device.uuid, device.name, 0, 0, false, {}});
     }
     return all;
-}
-
-/// Which directory holds the socket of `process`; nothing where that is not known.
-std::optional<std::pair<dev_t, ino_t>> place_of_socket(Finder& finder, const Process& process) {
-    const auto socket = finder.socket_of(process);
-    struct stat status = {};
-    if (!socket || ::fstat(socket->directory.get(), &status) != 0) return std::nullopt;
-    return std::pair(status.st_dev, status.st_ino);
 }
 
 Error nobody_knows() {
@@ -104,9 +91,74 @@ std::array<protocol::Request, 2> rehearsals() {
     return {sleep, wake};
 }
 
-std::string only_its_user(uid_t uid) {
-    return uid == 0 ? "only root can put it to sleep"
-                    : fmt::format("only {} and root can put it to sleep", user_name(uid));
+// ---- Completing moves to a list in which every GPU has one place
+
+/// The place of the GPU of this number or uuid in `gpus`. Errors: invalid_argument.
+Result<std::size_t> place_in(const std::vector<driver::Gpu>& gpus, const std::string& word) {
+    const auto is_meant = [&](const driver::Gpu& gpu) {
+        return model::is_number(word) ? std::to_string(gpu.index) == word : gpu.uuid == word;
+    };
+    const auto found = std::ranges::find_if(gpus, is_meant);
+    if (found != gpus.end()) return static_cast<std::size_t>(found - gpus.begin());
+    std::string all;
+    for (const auto& gpu : gpus)
+        all += fmt::format("{}{} ({})", all.empty() ? "" : ", ", gpu.index, gpu.uuid);
+    return make_error(ErrorCode::invalid_argument, "there is no GPU {}; this machine has: {}", word, all);
+}
+
+/// For each GPU, which takes its place; nothing where nobody has said.
+using Places = std::vector<std::optional<std::size_t>>;
+
+/// Errors: invalid_argument.
+Result<Places> places_of(const std::vector<GpuPair>& moves, const std::vector<driver::Gpu>& gpus) {
+    Places places(gpus.size());
+    std::vector<bool> is_taken(gpus.size());
+    for (const auto& move : moves) {
+        const auto from = GPU_SLEEP_TRY(place_in(gpus, move.from));
+        const auto to = GPU_SLEEP_TRY(place_in(gpus, move.to));
+        if (places[from] || is_taken[to])
+            return make_error(ErrorCode::invalid_argument, "GPU {} is named twice on the same side",
+                              gpus[places[from] ? from : to].index);
+        const auto& source = gpus[from];
+        const auto& target = gpus[to];
+        if (source.name != target.name || source.total != target.total)
+            return make_error(ErrorCode::invalid_argument,
+                              "the driver restores on a GPU of the same kind: GPU {} is {} with {}, GPU {} "
+                              "is {} with {}",
+                              source.index, source.name, format_bytes(source.total), target.index,
+                              target.name, format_bytes(target.total));
+        places[from] = to;
+        is_taken[to] = true;
+    }
+    return places;
+}
+
+/// Gives each GPU that has no place the one that is left: its own, or the one that the chain of moves which
+/// ends there has begun at.
+void complete(Places& places) {
+    for (std::size_t gpu = 0; gpu < places.size(); ++gpu) {
+        if (places[gpu]) continue;
+        std::size_t place = gpu;
+        const auto comes_from = [&](std::size_t to) { return std::ranges::find(places, std::optional(to)); };
+        for (auto from = comes_from(place); from != places.end(); from = comes_from(place))
+            place = static_cast<std::size_t>(from - places.begin());
+        places[gpu] = place;
+    }
+}
+
+/// Whether what was typed goes with what the process has. Errors: invalid_argument.
+Result<void> check_needs(const Places& typed, const Places& places, const std::vector<driver::Gpu>& gpus,
+                         const client::BytesByGpu& needs) {
+    if (needs.empty()) return {};
+    const auto is_needed = [&](std::size_t gpu) { return needs.contains(gpus[gpu].uuid); };
+    for (std::size_t i = 0; i < gpus.size(); ++i)
+        if (typed[i] && !is_needed(i))
+            return make_error(ErrorCode::invalid_argument, "it had nothing on GPU {}", gpus[i].index);
+    for (std::size_t i = 0; i < gpus.size(); ++i)
+        if (!typed[i] && is_needed(i) && places[i] != i)
+            return make_error(ErrorCode::invalid_argument,
+                              "it also had memory on GPU {}: say where that goes, too", gpus[i].index);
+    return {};
 }
 
 } // namespace
@@ -237,98 +289,36 @@ Result<std::vector<driver::Gpu>> visible_of(const std::vector<driver::Gpu>& all,
     return seen;
 }
 
-std::string why_not_asked(Finder& finder, const Process& asker, const Process& other) {
-    if (other.uid != asker.uid) {
-        const auto owner = user_name(other.uid);
-        return asker.uid == 0
-                   ? fmt::format("it belongs to {}; root's agents ask only root's processes", owner)
-                   : fmt::format("it belongs to {}: {}", owner, only_its_user(other.uid));
-    }
-    const auto place = place_of_socket(finder, asker);
-    const auto its_place = place_of_socket(finder, other);
-    if (!place || !its_place) return "it may be out of reach: its agent's socket was not found";
-    if (*place == *its_place) return {};
-    return "it sees another /tmp, so it cannot be asked; start both with the same /tmp";
+const driver::Gpu* find_gpu(const std::vector<driver::Gpu>& gpus, const std::string& uuid) noexcept {
+    const auto found = std::ranges::find(gpus, uuid, &driver::Gpu::uuid);
+    return found == gpus.end() ? nullptr : &*found;
 }
 
-std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
-                                               const std::vector<Outcome>& known, uid_t own) {
-    std::vector<std::string> lines;
-    for (const auto& holder : gpu.processes) {
-        const auto is_it = [&](const Outcome& each) { return each.process.pid == holder.pid; };
-        const auto outcome = std::ranges::find_if(known, is_it);
-        if (outcome != known.end() && report_of(*outcome)) continue;
-        const auto bytes = holder.bytes ? format_bytes(*holder.bytes) : "memory";
-        auto process = finder.proc().read(holder.pid);
-        if (!process) {
-            lines.push_back(fmt::format("{} has {}: it has no agent that answers", holder.pid, bytes));
-            continue;
-        }
-        identify(finder.proc(), *process);
-        const auto subject = title(*process);
-        if (own != 0 && process->uid != own) {
-            lines.push_back(fmt::format("{} of {} has {}: {}", subject, user_name(process->uid), bytes,
-                                        only_its_user(process->uid)));
-            continue;
-        }
-        const bool has_agent =
-            outcome != known.end() || finder.proc().find_thread(holder.pid, k_control_thread);
-        const auto why =
-            finder.proc().is_stopped(*process) ? fmt::format("it is stopped (see gpu-doctor {})", holder.pid)
-            : has_agent                        ? std::string("its agent does not answer")
-                        : fmt::format("it has no agent (gpu-sleep {} --engine driver)", holder.pid);
-        lines.push_back(fmt::format("{} has {}: {}", subject, bytes, why));
-    }
-    return lines;
+Result<GpuPair> parse_gpu_move(const std::string& text) {
+    const auto equals = text.find('=');
+    const bool is_whole = equals != std::string::npos && equals != 0 && equals + 1 != text.size() &&
+                          text.find('=', equals + 1) == std::string::npos;
+    if (is_whole) return GpuPair{text.substr(0, equals), text.substr(equals + 1)};
+    return make_error(ErrorCode::invalid_argument,
+                      "'{}' is not FROM=TO, two GPUs by their numbers or uuids, such as 0=1", text);
 }
 
-bool Neighbours::look() {
-    constexpr Milliseconds k_just{1'000};
-    if (looked_ && Clock::now() < *looked_ + k_just) return true;
-    finder = Finder();
-    auto asked = ask_all(finder, {}, k_agent_patience);
-    if (!asked) return false;
-    outcomes = *std::move(asked);
-    auto seen = driver::look_at_gpus();
-    gpus = seen ? *std::move(seen) : std::vector<driver::Gpu>();
-    looked_ = Clock::now();
-    return true;
+Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuPair>& moves,
+                                            const std::vector<driver::Gpu>& gpus,
+                                            const client::BytesByGpu& needs) {
+    const auto typed = GPU_SLEEP_TRY(places_of(moves, gpus));
+    auto places = typed;
+    complete(places);
+    GPU_SLEEP_TRY(check_needs(typed, places, gpus, needs));
+    std::vector<GpuPair> pairs;
+    for (std::size_t i = 0; i < gpus.size(); ++i) pairs.push_back({gpus[i].uuid, gpus[*places[i]].uuid});
+    return pairs;
 }
 
-Holders holders_beside(Neighbours& neighbours, const Process& process, bool others_alone,
-                       const std::vector<GpuPair>& moves, client::BytesByGpu gpus) {
-    if (!neighbours.look()) return {};
-    auto& finder = neighbours.finder;
-    std::vector<client::Holder> holders;
-    std::vector<client::Candidate> candidates;
-    const auto asker = finder.proc().read(process.pid);
-    Holders found;
-    for (const auto& outcome : neighbours.outcomes) {
-        const auto* const report = report_of(outcome);
-        if (!report) continue;
-        if (outcome.process.pid == process.pid)
-            for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
-        else {
-            auto candidate = client::candidate_of(*report, model::WakeRequest().min_awake);
-            if (others_alone) candidate.against = asker ? why_not_asked(finder, *asker, outcome.process) : "";
-            if (others_alone && candidate.against.empty()) continue;
-            holders.push_back({title(outcome.process), *report, {}});
-            candidates.push_back(std::move(candidate));
-        }
-    }
-    found.can_sleep = std::ranges::any_of(candidates, [&](const auto& candidate) {
-        return candidate.against.empty() && std::ranges::any_of(candidate.frees, [&](const auto& each) {
-                   return gpus.contains(each.first);
-               });
-    });
-    auto lines = client::describe(holders, candidates, gpus);
-    for (const auto& [uuid, bytes] : gpus)
-        if (const auto* const gpu = find_gpu(neighbours.gpus, uuid)) {
-            auto others = holders_without_agent(finder, *gpu, neighbours.outcomes, ::geteuid());
-            std::move(others.begin(), others.end(), std::back_inserter(lines));
-        }
-    found.text = fmt::format("{}", fmt::join(lines, "; "));
-    return found;
+client::BytesByGpu moved(const client::BytesByGpu& needs, const std::vector<GpuPair>& pairs) {
+    client::BytesByGpu there;
+    for (const auto& [uuid, bytes] : needs) there[place_of(uuid, pairs)] = bytes;
+    return there;
 }
 
 } // namespace gpu_sleep::control

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // The machine's GPUs as commands see them, by NVML or, where it is missing, by what agents say; what sleepers
-// still have of them, and how they are numbered.
+// still have of them, how they are numbered, and which takes the place of which.
 
 #pragma once
 
@@ -63,40 +63,25 @@ private:
 [[nodiscard]] Result<std::vector<driver::Gpu>>
 visible_of(const std::vector<driver::Gpu>& all, bool are_numbered, const char* names, const char* order);
 
-/// The processes that have memory of a GPU.
-struct Holders {
-    std::string text;       ///< how much each has, and whether it could sleep; empty if nobody says
-    bool can_sleep = false; ///< one of them could, at once or soon
-};
+// ---- Which GPU takes the place of which when the driver restores a process
 
-/// What all agents and the GPUs say. Not thread-safe.
-class Neighbours {
-public:
-    /// Asks them, unless it has just done so: of many wakes that fail together each wants to know. False:
-    /// they cannot be asked.
-    [[nodiscard]] bool look();
+/// The one of `gpus` with that uuid; null if there is none.
+[[nodiscard]] const driver::Gpu* find_gpu(const std::vector<driver::Gpu>& gpus,
+                                          const std::string& uuid) noexcept;
 
-    Finder finder;
-    std::vector<Outcome> outcomes;
-    std::vector<driver::Gpu> gpus;
+/// Reads "FROM=TO": each a number of NVML's or a uuid, as typed. Errors: invalid_argument.
+[[nodiscard]] Result<GpuPair> parse_gpu_move(const std::string& text);
 
-private:
-    std::optional<Clock::time_point> looked_;
-};
+/// The list that the driver takes: all `gpus`, each once on each side. One that has to give its place and was
+/// given none gets that of the last that moves in its chain; nothing of the process may be on it. `needs` is
+/// what the process needs of which GPU; where it is not known, `gpus` alone is looked at. Errors:
+/// invalid_argument (no such GPU; twice the same; not of the same kind; FROM has nothing of the process, or
+/// TO has something that would have to go elsewhere).
+[[nodiscard]] Result<std::vector<GpuPair>> plan_gpu_moves(const std::vector<GpuPair>& moves,
+                                                          const std::vector<driver::Gpu>& gpus,
+                                                          const client::BytesByGpu& needs);
 
-/// Finds the processes, besides `process`, that have memory of `gpus`, and of the GPUs on which it sleeps if
-/// it has an agent. `others_alone`: only those that its agent cannot ask. `moves`: the GPUs that it is to
-/// come back to, as in a WakeRequest.
-[[nodiscard]] Holders holders_beside(Neighbours& neighbours, const Process& process, bool others_alone,
-                                     const std::vector<GpuPair>& moves, client::BytesByGpu gpus = {});
-
-/// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user
-/// whose sockets lie in the same directory.
-[[nodiscard]] std::string why_not_asked(Finder& finder, const Process& asker, const Process& other);
-
-/// "4711 (python3) has 30.0 GiB: it has no agent (gpu-sleep 4711 --engine driver)", for each that NVML names
-/// and of which `known` has no report: what can be done about it. `own`: who asks.
-[[nodiscard]] std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
-                                                             const std::vector<Outcome>& known, uid_t own);
+/// `needs` where `pairs` puts them.
+[[nodiscard]] client::BytesByGpu moved(const client::BytesByGpu& needs, const std::vector<GpuPair>& pairs);
 
 } // namespace gpu_sleep::control

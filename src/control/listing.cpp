@@ -82,14 +82,6 @@ private:
     std::vector<driver::Gpu> gpus_;
 };
 
-/// Has what is said of a process tell of an agent of another version.
-void note_version(Outcome& outcome) {
-    auto* const report = std::get_if<model::Report>(&outcome.answer);
-    if (!report || report->version == GPU_SLEEP_VERSION) return;
-    report->notes.push_back(
-        fmt::format("its agent is version {}, these commands are {}", report->version, GPU_SLEEP_VERSION));
-}
-
 } // namespace
 
 std::vector<Outcome> find_without_agent(const Finder& finder, std::optional<uid_t> user,
@@ -123,8 +115,13 @@ Result<std::vector<Outcome>> list(const std::string& target, std::optional<uid_t
     }
     if (!targets) return std::move(targets).error();
     auto outcomes = ask_each(finder, *std::move(targets), model::StatusRequest(), timeout);
-    for (auto& outcome : outcomes) use_published(finder, outcome);
-    for (auto& outcome : outcomes) note_version(outcome);
+    for (auto& outcome : outcomes) {
+        use_published(finder, outcome);
+        auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (report && report->version != GPU_SLEEP_VERSION)
+            report->notes.push_back(fmt::format("its agent is version {}, these commands are {}",
+                                                report->version, GPU_SLEEP_VERSION));
+    }
     if (!target.empty()) return outcomes;
     drop_ended(outcomes);
     std::set<pid_t> known;

@@ -6,7 +6,6 @@
 
 #include "client/gpu_queue.hpp"
 #include "client/room.hpp"
-#include "control/gpus.hpp"
 
 #include <fmt/ranges.h>
 
@@ -174,6 +173,17 @@ bool goes_on(const Need& need, const Made& made, Clock::time_point until_for_tim
     return true;
 }
 
+/// Which directory holds the socket of `process`; nothing where that is not known.
+std::optional<FileIdentity> place_of_socket(Finder& finder, const Process& process) {
+    const auto socket = finder.socket_of(process);
+    return socket ? FileIdentity::of(socket->directory.get()) : std::nullopt;
+}
+
+std::string only_its_user(uid_t uid) {
+    return uid == 0 ? "only root can put it to sleep"
+                    : fmt::format("only {} and root can put it to sleep", user_name(uid));
+}
+
 } // namespace
 
 Result<Made> make_room(const Need& need) {
@@ -208,6 +218,100 @@ Result<std::vector<driver::Gpu>> visible_gpus(const char* names, const char* ord
     const auto processes = GPU_SLEEP_TRY(ask_all(finder, {}, k_answer_patience));
     const Gpus gpus(finder, processes);
     return visible_of(gpus.all(), gpus.are_numbered(), names, order);
+}
+
+std::string why_not_asked(Finder& finder, const Process& asker, const Process& other) {
+    if (other.uid != asker.uid) {
+        const auto owner = user_name(other.uid);
+        return asker.uid == 0
+                   ? fmt::format("it belongs to {}; root's agents ask only root's processes", owner)
+                   : fmt::format("it belongs to {}: {}", owner, only_its_user(other.uid));
+    }
+    const auto place = place_of_socket(finder, asker);
+    const auto its_place = place_of_socket(finder, other);
+    if (!place || !its_place) return "it may be out of reach: its agent's socket was not found";
+    if (*place == *its_place) return {};
+    return "it sees another /tmp, so it cannot be asked; start both with the same /tmp";
+}
+
+std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
+                                               const std::vector<Outcome>& known, uid_t own) {
+    std::vector<std::string> lines;
+    for (const auto& holder : gpu.processes) {
+        const auto is_it = [&](const Outcome& each) { return each.process.pid == holder.pid; };
+        const auto outcome = std::ranges::find_if(known, is_it);
+        if (outcome != known.end() && std::get_if<model::Report>(&outcome->answer)) continue;
+        const auto bytes = holder.bytes ? format_bytes(*holder.bytes) : "memory";
+        auto process = finder.proc().read(holder.pid);
+        if (!process) {
+            lines.push_back(fmt::format("{} has {}: it has no agent that answers", holder.pid, bytes));
+            continue;
+        }
+        identify(finder.proc(), *process);
+        const auto subject = title(*process);
+        if (own != 0 && process->uid != own) {
+            lines.push_back(fmt::format("{} of {} has {}: {}", subject, user_name(process->uid), bytes,
+                                        only_its_user(process->uid)));
+            continue;
+        }
+        const bool has_agent =
+            outcome != known.end() || finder.proc().find_thread(holder.pid, k_control_thread);
+        const auto why =
+            finder.proc().is_stopped(*process) ? fmt::format("it is stopped (see gpu-doctor {})", holder.pid)
+            : has_agent                        ? std::string("its agent does not answer")
+                        : fmt::format("it has no agent (gpu-sleep {} --engine driver)", holder.pid);
+        lines.push_back(fmt::format("{} has {}: {}", subject, bytes, why));
+    }
+    return lines;
+}
+
+bool Neighbours::look() {
+    constexpr Milliseconds k_just{1'000};
+    if (looked_ && Clock::now() < *looked_ + k_just) return true;
+    finder = Finder();
+    auto asked = ask_all(finder, {}, k_answer_patience);
+    if (!asked) return false;
+    outcomes = *std::move(asked);
+    auto seen = driver::look_at_gpus();
+    gpus = seen ? *std::move(seen) : std::vector<driver::Gpu>();
+    looked_ = Clock::now();
+    return true;
+}
+
+Holders holders_beside(Neighbours& neighbours, const Process& process, bool others_alone,
+                       const std::vector<GpuPair>& moves, client::BytesByGpu gpus) {
+    if (!neighbours.look()) return {};
+    auto& finder = neighbours.finder;
+    std::vector<client::Holder> holders;
+    std::vector<client::Candidate> candidates;
+    const auto asker = finder.proc().read(process.pid);
+    Holders found;
+    for (const auto& outcome : neighbours.outcomes) {
+        const auto* const report = std::get_if<model::Report>(&outcome.answer);
+        if (!report) continue;
+        if (outcome.process.pid == process.pid)
+            for (const auto& device : report->devices) gpus[place_of(device.uuid, moves)] = 0;
+        else {
+            auto candidate = client::candidate_of(*report, model::WakeRequest().min_awake);
+            if (others_alone) candidate.against = asker ? why_not_asked(finder, *asker, outcome.process) : "";
+            if (others_alone && candidate.against.empty()) continue;
+            holders.push_back({title(outcome.process), *report, {}});
+            candidates.push_back(std::move(candidate));
+        }
+    }
+    found.can_sleep = std::ranges::any_of(candidates, [&](const auto& candidate) {
+        return candidate.against.empty() && std::ranges::any_of(candidate.frees, [&](const auto& each) {
+                   return gpus.contains(each.first);
+               });
+    });
+    auto lines = client::describe(holders, candidates, gpus);
+    for (const auto& [uuid, bytes] : gpus)
+        if (const auto* const gpu = find_gpu(neighbours.gpus, uuid)) {
+            auto others = holders_without_agent(finder, *gpu, neighbours.outcomes, ::geteuid());
+            std::move(others.begin(), others.end(), std::back_inserter(lines));
+        }
+    found.text = fmt::format("{}", fmt::join(lines, "; "));
+    return found;
 }
 
 } // namespace gpu_sleep::control

@@ -1,13 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Having processes sleep until a GPU has room, from outside of them.
+// Who has memory of a GPU, and having processes sleep until it has room, from outside of them.
 
 #pragma once
 
-#include "control/targets.hpp"
-#include "driver/management.hpp"
+#include "control/gpus.hpp"
 
 namespace gpu_sleep::control {
+
+/// The processes that have memory of a GPU.
+struct Holders {
+    std::string text;       ///< how much each has, and whether it could sleep; empty if nobody says
+    bool can_sleep = false; ///< one of them could, at once or soon
+};
+
+/// What all agents and the GPUs say. Not thread-safe.
+class Neighbours {
+public:
+    /// Asks them, unless it has just done so: of many wakes that fail together each wants to know. False:
+    /// they cannot be asked.
+    [[nodiscard]] bool look();
+
+    Finder finder;
+    std::vector<Outcome> outcomes;
+    std::vector<driver::Gpu> gpus;
+
+private:
+    std::optional<Clock::time_point> looked_;
+};
+
+/// Finds the processes, besides `process`, that have memory of `gpus`, and of the GPUs on which it sleeps if
+/// it has an agent. `others_alone`: only those that its agent cannot ask. `moves`: the GPUs that it is to
+/// come back to, as in a WakeRequest.
+[[nodiscard]] Holders holders_beside(Neighbours& neighbours, const Process& process, bool others_alone,
+                                     const std::vector<GpuPair>& moves, client::BytesByGpu gpus = {});
+
+/// Why the agent of `asker` cannot ask that of `other`; empty: it can. An agent asks those of its own user
+/// whose sockets lie in the same directory.
+[[nodiscard]] std::string why_not_asked(Finder& finder, const Process& asker, const Process& other);
+
+/// "4711 (python3) has 30.0 GiB: it has no agent (gpu-sleep 4711 --engine driver)", for each that NVML names
+/// and of which `known` has no report: what can be done about it. `own`: who asks.
+[[nodiscard]] std::vector<std::string> holders_without_agent(const Finder& finder, const driver::Gpu& gpu,
+                                                             const std::vector<Outcome>& known, uid_t own);
+
+// ---- Making room
 
 /// Room that a GPU is to have.
 struct Need {

@@ -19,10 +19,6 @@
 namespace gpu_sleep::control {
 namespace {
 
-Error no_such_process(pid_t pid) {
-    return make_error(ErrorCode::no_process, "there is no process {}", pid);
-}
-
 /// Fills in what /proc/PID/status says, and the process whose thread it is. Returns false unless all that is
 /// needed was there.
 bool read_status(std::string_view rest, Process& process, pid_t& leader) {
@@ -88,7 +84,7 @@ void read_command(const std::filesystem::path& directory, Process& process) {
 Result<Process> ProcFs::read(pid_t pid) const {
     const auto status = read_small_file(directory(pid) / "status");
     if (!status && lacks_descriptors(errno)) return lack_of_descriptors(errno);
-    if (!status) return no_such_process(pid);
+    if (!status) return make_error(ErrorCode::no_process, "there is no process {}", pid);
     Process process;
     process.pid = pid;
     pid_t leader = 0;

@@ -79,12 +79,6 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     return targets;
 }
 
-/// Whether the process may have given itself another name since.
-bool may_be_renamed(const Finder& finder, const Process& process) {
-    const auto thread = finder.proc().find_thread(process.pid, k_control_thread);
-    return !thread || thread->second != k_control_thread;
-}
-
 /// Whether the process has begun to end, and so is nobody any more.
 bool is_ending(const Finder& finder, const Process& process) {
     return !finder.proc().is_running(process) ||
@@ -162,7 +156,8 @@ Result<Targets> find_by_name(Finder& finder, std::string_view name, const Search
             continue;
         }
         const auto& reason = *client::error_of(outcome.answer);
-        if (may_be_renamed(finder, outcome.process)) {
+        const auto thread = finder.proc().find_thread(outcome.process.pid, k_control_thread);
+        if (!thread || thread->second != k_control_thread) { // it may have given itself another name since
             // Asked last: who ends loses its thread, or that thread's name, first.
             if (!is_ending(finder, outcome.process))
                 doubtful.push_back({std::move(outcome.process), unnamed(name, reason)});

@@ -5,7 +5,7 @@
 #include "control/tasks.hpp"
 
 #include "control/driver_engine.hpp"
-#include "control/gpus.hpp"
+#include "control/need.hpp"
 
 #include <set>
 

@@ -70,10 +70,6 @@ std::string trouble_with(const driver::DeviceCapabilities& gpu) {
     return {};
 }
 
-std::string link_words(int generation, int width) {
-    return fmt::format("PCIe {}.0 x{}", generation, width);
-}
-
 /// The measured speed of the GPU of this uuid.
 const Result<driver::LinkSpeed>* measured(const MachineFacts& machine, const std::string& uuid) {
     if (!machine.capabilities) return nullptr;
@@ -83,21 +79,18 @@ const Result<driver::LinkSpeed>* measured(const MachineFacts& machine, const std
     return nullptr;
 }
 
-std::string speed_words(const driver::LinkSpeed& speed) {
-    return fmt::format("{:.1f} GB/s to the host and {:.1f} GB/s from it, measured", speed.to_host / 1e9,
-                       speed.to_device / 1e9);
-}
-
 Finding judge_link_of(const MachineFacts& machine, const driver::GpuSetup& gpu) {
     constexpr double k_least = 0.6; // of what the link could do
     const auto* const speed = measured(machine, gpu.uuid);
-    auto text = fmt::format("GPU {}: {}", gpu.index, link_words(gpu.max_link_generation, gpu.max_link_width));
+    auto text = fmt::format("GPU {}: PCIe {}.0 x{}", gpu.index, gpu.max_link_generation, gpu.max_link_width);
     const bool is_narrow = gpu.link_width != 0 && gpu.link_width < gpu.max_link_width;
     if (is_narrow) text += fmt::format(", of which {} lanes are used", gpu.link_width);
     if (speed && !*speed)
         return warn(text + "; its speed could not be measured: " + speed->error().message,
                     "free half a GiB on the GPU, or leave out --measure");
-    if (speed) text += ", " + speed_words(**speed);
+    if (speed)
+        text += fmt::format(", {:.1f} GB/s to the host and {:.1f} GB/s from it, measured",
+                            (*speed)->to_host / 1e9, (*speed)->to_device / 1e9);
     if (is_narrow)
         return warn(std::move(text), "the slot, a riser or the BIOS gives it fewer lanes: sleeps and wakes "
                                      "take longer");

@@ -6,7 +6,6 @@
 
 #include "base/text.hpp"
 
-#include <algorithm>
 #include <numeric>
 
 namespace gpu_sleep::model {

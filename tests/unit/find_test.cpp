@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Finding one process and its agent. Whom a word of the command line names is in targets_test.cpp.
 
-#include "control/gpus.hpp"
+#include "control/need.hpp"
 #include "find_fixture.hpp"
 
 #include <sys/resource.h>

@@ -2,9 +2,8 @@
 // Copyright the gpu-sleep authors.
 // From FROM=TO to the list that the driver takes.
 
-#include "control/gpu_moves.hpp"
-
 #include "control/gpus.hpp"
+
 #include "support/catch.hpp"
 
 namespace gpu_sleep::control {

@@ -55,7 +55,7 @@ TEST_CASE("Preload: the agent lies beside the commands", "[preload]") {
         std::filesystem::create_directories(root / directory / "bin");
         std::filesystem::create_directories(root / directory / "lib");
         std::ofstream(root / directory / "lib" / "libgpu-sleep-agent.so") << "x";
-        return find_agent(root / directory / "bin");
+        return find_library(root / directory / "bin", k_agent_library);
     };
     CHECK(*make("plain") == (root / "plain/lib/libgpu-sleep-agent.so").native());
     for (const auto* bad : {"with space", "with:colon", "with$ORIGIN"}) {
@@ -65,6 +65,6 @@ TEST_CASE("Preload: the agent lies beside the commands", "[preload]") {
         CHECK_THAT(refused.error().message, test::mentions("in its path"));
     }
     std::filesystem::remove(root / "plain/lib/libgpu-sleep-agent.so");
-    CHECK(find_agent(root / "plain/bin").error().code == ErrorCode::io_failed);
-    CHECK(find_agent("/nonexistent/bin").error().code == ErrorCode::io_failed);
+    CHECK(find_library(root / "plain/bin", k_agent_library).error().code == ErrorCode::io_failed);
+    CHECK(find_library("/nonexistent/bin", k_agent_library).error().code == ErrorCode::io_failed);
 }

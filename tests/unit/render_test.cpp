@@ -359,7 +359,7 @@ TEST_CASE("Render: a sentence names its process or file once", "[render]") {
 
 TEST_CASE("Render: advice fits the command", "[render]") {
     const auto advice = [](std::string_view program, ErrorCode code) {
-        return std::string(advice_from(program, code));
+        return std::string(advice_from(program, make_error(code, "")));
     };
     CHECK(advice("gpu-sleep", ErrorCode::out_of_host_memory).find("--level 2") != std::string::npos);
     CHECK(advice("gpu-wake", ErrorCode::out_of_host_memory).find("--level 2") == std::string::npos);
@@ -377,24 +377,23 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     for (const auto which : {&control::Outcome::by_driver, &control::Outcome::nobody_can_sleep}) {
         auto alone = waited;
         alone.*which = true;
-        CHECK(advice_from("gpu-wake", error.code, &alone) ==
-              "free GPU memory, or give gpu-wake a longer --wait");
+        CHECK(advice_from("gpu-wake", error, &alone) == "free GPU memory, or give gpu-wake a longer --wait");
         alone.has_waited = false;
-        CHECK(advice_from("gpu-wake", error.code, &alone) ==
+        CHECK(advice_from("gpu-wake", error, &alone) ==
               "free GPU memory, or retry for longer with --wait 60s");
     }
     auto by_driver = waited;
     by_driver.by_driver = true;
-    CHECK(advice_from("gpu-sleep-http", error.code, &by_driver).find("--make-room") == std::string::npos);
+    CHECK(advice_from("gpu-sleep-http", error, &by_driver).find("--make-room") == std::string::npos);
     auto after_others = waited;
     after_others.has_made_room = true;
-    CHECK(advice_from("gpu-wake", error.code, &after_others) ==
+    CHECK(advice_from("gpu-wake", error, &after_others) ==
           "free GPU memory, or give gpu-wake a longer --wait");
-    CHECK(advice_from("gpu-sleep-http", error.code, &after_others).find("--make-room") == std::string::npos);
+    CHECK(advice_from("gpu-sleep-http", error, &after_others).find("--make-room") == std::string::npos);
     std::get<Error>(after_others.answer).retry_seconds = 9;
-    CHECK(advice_from("gpu-wake", error.code, &after_others) ==
+    CHECK(advice_from("gpu-wake", error, &after_others) ==
           "free GPU memory, give gpu-wake a longer --wait, or use gpu-switch 4242");
-    CHECK(advice_from("gpu-sleep-http", error.code, &waited).find("--make-room") != std::string::npos);
+    CHECK(advice_from("gpu-sleep-http", error, &waited).find("--make-room") != std::string::npos);
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
     CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
     CHECK(advice("gpu-sleep-http", ErrorCode::timed_out).find("--timeout") == std::string::npos);

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "control/policy/policies.hpp"
-#include "control/targets.hpp"
 #include "control/tasks.hpp"
 
 #include <set>

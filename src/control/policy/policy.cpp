@@ -118,10 +118,7 @@ bool leads_to_files(const Ladder& ladder) noexcept {
 }
 
 std::string to_text(Milliseconds time) {
-    struct Unit {
-        std::int64_t milliseconds;
-        const char* name;
-    };
+    using Unit = std::pair<std::int64_t, const char*>;
     if (time.count() == 0) return "0s";
     for (const auto& [milliseconds, name] :
          {Unit{86'400'000, "d"}, Unit{3'600'000, "h"}, Unit{60'000, "m"}, Unit{1'000, "s"}})
