@@ -120,7 +120,7 @@ bool is_of_program(std::string_view group) {
 
 std::string unit_of(std::string_view path) {
     while (!path.empty()) {
-        const auto group = file_name(path);
+        auto group = file_name(path);
         if (auto id = short_container_in(group); !id.empty()) return id;
         if (is_of_program(group)) return group;
         path = path.substr(0, path.size() - group.size());
