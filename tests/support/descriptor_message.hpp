@@ -19,8 +19,7 @@ struct DescriptorMessage : NotCopied {
     char byte = 0;
     iovec part{&byte, 1};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
-    msghdr header{
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = room.data(), .msg_controllen = room.size()};
+    msghdr header{nullptr, 0, &part, 1, room.data(), room.size(), 0};
 
     /// For one that is to be received.
     DescriptorMessage() = default;

@@ -22,7 +22,7 @@ constexpr const char* k_with_env =
 )";
 
 Json enabled(const std::string& text) {
-    const auto changed = test::need(enabled_kernel(text, k_library));
+    const auto changed = gpu_sleep::test::need(enabled_kernel(text, k_library));
     return Json::parse(changed);
 }
 
@@ -41,7 +41,7 @@ TEST_CASE("Kernel specification: one that nobody has edited is restored byte for
         REQUIRE(once);
         CHECK(enabled_kernel(*once, k_library) == once);
         CHECK(disabled_kernel(*once) == text);
-        const auto moved = test::need(enabled_kernel(*once, "/usr/lib/libgpu-sleep-login.so"));
+        const auto moved = gpu_sleep::test::need(enabled_kernel(*once, "/usr/lib/libgpu-sleep-login.so"));
         CHECK(disabled_kernel(moved) == text);
     }
 }

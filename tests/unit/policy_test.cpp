@@ -9,6 +9,7 @@
 #include "support/catch.hpp"
 
 using namespace gpu_sleep;
+using namespace gpu_sleep::control;
 using namespace gpu_sleep::control::policy;
 namespace policy = gpu_sleep::control::policy;
 using namespace std::chrono_literals;

@@ -187,11 +187,11 @@ TEST_CASE("Deep: what the driver cannot checkpoint is refused before anything is
     if (kind == "exported") pass_on(machine.host, *other, "shared");
     if (kind == "exported on the host") pass_on(machine.host, *other, "host_shared");
     if (kind == "imported") pass_on(*other, machine.host, "host_shared");
-    const std::string why = kind == "managed"     ? "managed memory"
-                            : kind == "multicast" ? "multicast memory"
-                            : kind == "shared"    ? "put all of them to sleep together"
-                            : kind == "decoder"   ? "libnvcuvid.so.1 for the GPU's video and JPEG decoders"
-                                                  : "NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
+    const std::string why = kind == "managed"                        ? "managed memory"
+                            : kind == "multicast"                    ? "multicast memory"
+                            : kind == "shared" || kind == "exported" ? "put all of them to sleep together"
+                            : kind == "decoder" ? "libnvcuvid.so.1 for the GPU's video and JPEG decoders"
+                                                : "NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
     if (kind == "managed") { // gpu-ps says so beforehand, and so does a rehearsal
         CHECK_THAT(machine.command("gpu-ps").json("/processes/0/report/deep_refusal"), mentions(why));
         CHECK(machine.command("deep", {"--force"}).status == 1);
