@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Memory that processes share by CUDA IPC: it sleeps if all of them do, and comes back to all of them.
+// Memory that processes share by CUDA IPC or by descriptors: it sleeps if all of them do, and comes back to
+// all of them.
 
 #include "deep_family.hpp"
 
+#include "base/sockets.hpp"
 #include "support/catch.hpp"
+#include "support/descriptor_message.hpp"
 
 #include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 #include <thread>
 
@@ -64,6 +69,20 @@ struct Pair {
     Piece given, back, opened, opened_back;
     std::uint64_t taken = 0; ///< what is free while all is awake
 };
+
+/// A copy of the descriptor `number` of another process.
+UniqueFd descriptor_of(pid_t pid, int number) {
+    const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), number, 0)));
+}
+
+/// Gives a descriptor to who receives at `path`.
+void send_descriptor(int descriptor, const std::string& path) {
+    const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(becomes_true([&] { return connect_unix(socket.get(), *unix_address(path)) == 0; }));
+    const DescriptorMessage message(descriptor);
+    REQUIRE(::sendmsg(socket.get(), &message.header, MSG_NOSIGNAL) == 1);
+}
 
 } // namespace
 
@@ -126,6 +145,26 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         sleep("shared with process " + std::to_string(taker.pid()));
         taker.tell("close_descriptor " + answer.substr(answer.rfind(' ') + 1));
         sleep("");
+    }
+    SECTION("one of before a sleep is no way into the memory of after it") {
+        const auto path = family.file("socket");
+        taker.process().send(fmt::format("import {} {} keep", path, k_piece_bytes));
+        giver.tell(fmt::format("export {} {}", given.number, path));
+        const auto answer = taker.process().read_line();
+        const auto number = answer.substr(answer.rfind(' ') + 1);
+        const auto held = descriptor_of(taker.pid(), std::stoi(number));
+        REQUIRE(held);
+        taker.tell("close_descriptor " + number);
+        sleep(unknown); // for this process has one, and no agent
+        std::array<char, 16> name{};
+        ::prctl(PR_GET_NAME, name.data());
+        ::prctl(PR_SET_NAME, "gpu-sleep-outside"); // as one that an agent has started it is not asked about
+        sleep("");
+        ::prctl(PR_SET_NAME, name.data());
+        taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
+        send_descriptor(held.get(), path);
+        CHECK_THAT(taker.process().read_line(), mentions("CUDA_ERROR_INVALID_VALUE"));
+        check_intact(giver, given);
     }
     SECTION("its process has no agent") {
         Host other(family.plain());
