@@ -77,23 +77,21 @@ Exports open_exports() {
     return open;
 }
 
-/// Whether it has no agent; nor is it one that an agent has started.
-bool is_stranger(pid_t pid) {
-    constexpr Milliseconds k_moment{1'000}; // it is enough that somebody is there
+/// Whether it may have a descriptor of this process's memory, for all that its agent says, if it has one.
+/// Those that agents have started have none.
+bool may_have_one(pid_t pid) {
     const auto name = read_small_file(fmt::format("/proc/{}/comm", pid));
     if (!name || name->starts_with("gpu-sleep")) return false;
     const auto start_time = start_time_of(pid);
     if (!start_time) return false;
     model::SharedMemoryRequest asked;
-    asked.question = model::SharingQuestion::has_passed;
-    const auto said = server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_moment);
-    return !said && said.error().code != ErrorCode::refused && said.error().code != ErrorCode::timed_out &&
-           said.error().code != ErrorCode::not_owned;
+    asked.question = model::SharingQuestion::has_none;
+    return !server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_patience);
 }
 
-/// Whether a process may have one of the descriptors, of which no agent tells. All descriptors of the
-/// driver's are of one device; who has used memory of a GPU has another one, too.
-bool has_stranger(const std::set<int>& descriptors) {
+/// Whether another process may have one of the descriptors. All descriptors of the driver's are of one
+/// device; who has used memory of a GPU has another one, too.
+bool have_others(const std::set<int>& descriptors) {
     std::set<FileKey> files;
     for (const int each : descriptors) files.insert(key_of(fmt::format("/proc/self/fd/{}", each)));
     if (files.erase(key_of("/dev/nvidiactl")) != 0) files.insert(key_of("/dev/nvidia-uvm"));
@@ -108,7 +106,7 @@ bool has_stranger(const std::set<int>& descriptors) {
         const auto has_one = [&](int number) {
             return files.contains(key_of(fmt::format("{}/fd/{}", path, number)));
         };
-        if (numbers && std::ranges::any_of(*numbers, has_one) && is_stranger(pid)) return true;
+        if (numbers && std::ranges::any_of(*numbers, has_one) && may_have_one(pid)) return true;
     }
     return false;
 }
@@ -174,22 +172,16 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
 }
 
 bool can_go(const model::SharedMemoryRequest& asked) {
-    std::optional<pid_t> owner;
-    {
-        auto& all = books().handles;
-        const MutexLock lock(all.mutex);
-        const auto stands = [&](CUdeviceptr at)
-                                GPU_SLEEP_REQUIRES(all.mutex) { return !all.mappings.at(at).in_ledger; };
-        for (const auto& [number, handle] : all.handles) {
-            const auto& import = handle.import;
-            if (!import || import->asked.secret != asked.secret ||
-                import->asked.allocation != asked.allocation)
-                continue;
-            if (handle.mappings.empty() || std::ranges::any_of(handle.mappings, stands)) return false;
-            owner = import->from.pid;
-        }
-    }
-    return !owner || !has_descriptor_of(*owner);
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    const auto stands = [&](CUdeviceptr at)
+                            GPU_SLEEP_REQUIRES(all.mutex) { return !all.mappings.at(at).in_ledger; };
+    return std::ranges::none_of(all.handles, [&](const auto& each) GPU_SLEEP_REQUIRES(all.mutex) {
+        const auto& handle = each.second;
+        return handle.import && handle.import->asked.secret == asked.secret &&
+               handle.import->asked.allocation == asked.allocation &&
+               (handle.mappings.empty() || std::ranges::any_of(handle.mappings, stands));
+    });
 }
 
 bool has_descriptor_of(pid_t owner) {
@@ -203,7 +195,7 @@ bool has_descriptor_of(pid_t owner) {
 bool may_be_elsewhere() {
     const auto open = open_exports();
     return !open.copies.empty() &&
-           (!open.were_all_opened || has_descriptor_of(::getpid()) || has_stranger(open.copies));
+           (!open.were_all_opened || has_descriptor_of(::getpid()) || have_others(open.copies));
 }
 
 void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {

@@ -231,6 +231,17 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
         if (!goes || !can_go(request)) return make_error(ErrorCode::refused, "it does not go to sleep");
         return is_here ? server::SharedMemory() : Result<server::SharedMemory>(none());
     }
+    if (request.question == Question::has_none) {
+        bool opens = false;
+        {
+            auto& imports = books().imports;
+            const MutexLock lock(imports.mutex);
+            opens = std::ranges::any_of(imports.passing,
+                                        [=](const PassingImport& each) { return each.from.pid == asker; });
+        }
+        if (!opens && !has_descriptor_of(asker)) return server::SharedMemory();
+        return make_error(ErrorCode::refused, "it has one");
+    }
     if (request.question >= Question::exported) return answer_of_exports(request);
     if (request.question == Question::has_passed) {
         auto passed = ranges.has_passed(request.party);

@@ -50,7 +50,7 @@ void end_import_at(CUdeviceptr address) noexcept;
 /// given up when its memory slept); any other: no agent tells.
 [[nodiscard]] Result<PassingImport> recognise(int descriptor);
 /// Whether all handles that the program has of that memory of another process, if any, are of what the ledger
-/// has, and the program has no descriptor of that process's memory.
+/// has.
 [[nodiscard]] bool can_go(const model::SharedMemoryRequest& asked);
 /// What its agent says of an export of this process: see model::SharingQuestion. Errors: not_owned.
 [[nodiscard]] Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request);

@@ -205,6 +205,7 @@ enum class SharingQuestion : std::uint8_t {
     has_passed = 5, ///< of anybody in that party: whether it has passed the point of no return
     exported = 6,   ///< of who has marked a descriptor: its last export before that number
     recognised = 7, ///< of the same: by which values the memory of that export is asked for
+    has_none = 8,   ///< of anybody: whether it has no descriptor of the asker's memory, nor opens any
 };
 
 /// Asks about memory that a program has shared, by the values in its handle. Where the answer is no, it is

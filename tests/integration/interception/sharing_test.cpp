@@ -142,7 +142,7 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         taker.process().send(fmt::format("import {} {} keep", path, k_piece_bytes));
         giver.tell(fmt::format("export {} {}", given.number, path));
         const auto answer = taker.process().read_line();
-        sleep("shared with process " + std::to_string(taker.pid()));
+        sleep(unknown);
         taker.tell("close_descriptor " + answer.substr(answer.rfind(' ') + 1));
         sleep("");
     }
