@@ -215,7 +215,7 @@ void end_import_at(CUdeviceptr address) noexcept {
     imports.all.remove_if([&](const Import& each) { return each.at == address; });
 }
 
-Passing::Passing(PassingImport import) : import_{std::move(import)}, here_(import_.begin()) {
+Passing::Passing(PassingImport import) : import_{import}, here_(import_.begin()) {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
     imports.passing.splice(imports.passing.end(), import_, here_);

@@ -193,7 +193,8 @@ Result<void> run(const Typed& typed) {
         protocol::Request request = model::StatusRequest();
         if (typed.keeps) request = model::SleepRequest();
         if (typed.brings_back) request = model::WakeRequest();
-        for (const auto& process : processes) GPU_SLEEP_TRY(ask(process, request, k_longest));
+        for (const auto& process : processes)
+            static_cast<void>(GPU_SLEEP_TRY(ask(process, request, k_longest)));
         return {};
     }
     const auto driver = GPU_SLEEP_TRY(Checkpoint::load());

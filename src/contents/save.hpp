@@ -42,7 +42,7 @@ public:
     };
     [[nodiscard]] Figures figures(int device) const noexcept {
         const auto part = parts_.find(device);
-        return part == parts_.end() ? Figures() : Figures(part->second);
+        return part == parts_.end() ? Figures() : static_cast<const Figures&>(part->second);
     }
 
     /// Takes the fingerprints of what is kept of the session's device: from here to the check on waking

@@ -183,7 +183,7 @@ public:
         auto store = std::make_shared<FileStore>(directory, HostBudget::own());
         GPU_SLEEP_TRY(snapshot_->file.take_up(directory));
         auto opened = guarded([&]() -> Result<void> {
-            GPU_SLEEP_TRY(SnapshotReader::open(snapshot_->file, snapshot_->header));
+            static_cast<void>(GPU_SLEEP_TRY(SnapshotReader::open(snapshot_->file, snapshot_->header)));
             name = snapshot_->file.path();
             return {};
         });
