@@ -80,13 +80,14 @@ Exports open_exports() {
 /// Whether it may have a descriptor of this process's memory, for all that its agent says, if it has one.
 /// Those that agents have started have none.
 bool may_have_one(pid_t pid) {
+    constexpr Milliseconds k_moment{1'000}; // the program waits, and others may be stopped
     const auto name = read_small_file(fmt::format("/proc/{}/comm", pid));
     if (!name || name->starts_with("gpu-sleep")) return false;
     const auto start_time = start_time_of(pid);
     if (!start_time) return false;
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::has_none;
-    return !server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_patience);
+    return !server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_moment);
 }
 
 /// Whether another process may have one of the descriptors. All descriptors of the driver's are of one

@@ -54,7 +54,8 @@ void end_import_at(CUdeviceptr address) noexcept;
 [[nodiscard]] bool can_go(const model::SharedMemoryRequest& asked);
 /// What its agent says of an export of this process: see model::SharingQuestion. Errors: not_owned.
 [[nodiscard]] Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request);
-/// Whether somebody may have what was shared by descriptors, or be given it, of whom no agent tells.
+/// Whether a descriptor by which this process shares memory may be left anywhere, or one was imported unseen.
+/// A process that does not answer within a second may have one.
 [[nodiscard]] bool may_be_elsewhere();
 /// Whether the program has a descriptor by which `owner` shares memory. It would lead to the old memory after
 /// a sleep.

@@ -129,10 +129,16 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         check_intact(giver, given);
     };
     const std::string unknown = "a descriptor of them is open, or on its way";
+    const auto path = family.file("socket");
+    const auto import_and_keep = [&] { // the number of its descriptor there
+        taker.process().send(fmt::format("import {} {} keep", path, k_piece_bytes));
+        giver.tell(fmt::format("export {} {}", given.number, path));
+        const auto answer = taker.process().read_line();
+        return answer.substr(answer.rfind(' ') + 1);
+    };
     SECTION("one is open") {
         const auto number = giver.tell("export " + given.number);
         sleep(unknown); // it may be on its way
-        const auto path = family.file("socket");
         taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
         send_descriptor(descriptor_of(giver.pid(), std::stoi(number)).get(), path);
         REQUIRE(taker.process().read_line().starts_with("ok "));
@@ -141,20 +147,13 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         sleep("");
     }
     SECTION("one is open where it was imported") {
-        const auto path = family.file("socket");
-        taker.process().send(fmt::format("import {} {} keep", path, k_piece_bytes));
-        giver.tell(fmt::format("export {} {}", given.number, path));
-        const auto answer = taker.process().read_line();
+        const auto number = import_and_keep();
         sleep(unknown);
-        taker.tell("close_descriptor " + answer.substr(answer.rfind(' ') + 1));
+        taker.tell("close_descriptor " + number);
         sleep("");
     }
     SECTION("one of before a sleep is no way into the memory of after it") {
-        const auto path = family.file("socket");
-        taker.process().send(fmt::format("import {} {} keep", path, k_piece_bytes));
-        giver.tell(fmt::format("export {} {}", given.number, path));
-        const auto answer = taker.process().read_line();
-        const auto number = answer.substr(answer.rfind(' ') + 1);
+        const auto number = import_and_keep();
         const auto held = descriptor_of(taker.pid(), std::stoi(number));
         REQUIRE(held);
         taker.tell("close_descriptor " + number);
