@@ -133,9 +133,12 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
                     const TagChoice& choose_tag) {
     const auto& handle = *mapping.handle;
     if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, address, mapping);
+    const int device = copying_device(handle, mapping.access);
     if (mapping.in_ledger) {
-        memory.ledger().find(address)->access = mapping.access;
-        books().allocations.change(address, [&](Allocation& known) { known.access = mapping.access; });
+        auto& known = *memory.ledger().find(address);
+        known.access = mapping.access;
+        known.device = device;
+        books().allocations.change(address, [&](Allocation& each) { each.access = mapping.access; });
         return;
     }
     const auto tag = handle.import ? std::string(model::k_default_tag) : choose_tag(mapping.bytes);
@@ -144,7 +147,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.address = address;
     backing.bytes = backing.allocated = mapping.bytes;
     backing.tag = memory.ledger().tag_id(*tag);
-    backing.device = handle.properties.location.id;
+    backing.device = device;
     backing.access = mapping.access;
     backing.mapped = true;
     backing.handle = handle.real;
@@ -158,7 +161,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
     books().allocations.add({.address = address,
                              .bytes = mapping.bytes,
-                             .device = handle.properties.location.id,
+                             .device = device,
                              .is_virtual = true,
                              .access = mapping.access,
                              .handle_types = handle_types});

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <list>
 
 namespace gpu_sleep::agent::registry {
@@ -99,14 +100,21 @@ struct Handle {
     return nullptr;
 }
 
+/// The device that copies what is mapped with that access: its own, or for memory of another process any.
+[[nodiscard]] inline int copying_device(const Handle& handle, driver::DeviceMask access) noexcept {
+    const int own = handle.properties.location.id;
+    const bool is_by_other = handle.import && access != 0 && (access >> own & 1) == 0;
+    return is_by_other ? std::countr_zero(access) : own;
+}
+
 /// Why the memory of a handle stays on the GPU; null where it can sleep. `mapping`: any of its own, if it has
-/// one. That has to be the only one, whole, and open to its own device, for otherwise nobody can copy it.
+/// one. That has to be the only one, whole, and open to a device that can copy it.
 [[nodiscard]] inline const char* why_it_stays(const Handle& handle, const Mapping* mapping) noexcept {
     if (handle.stay_reason) return handle.stay_reason;
     if (!mapping) return "created, but not mapped";
     const bool is_whole = handle.mappings.size() == 1 && mapping->offset == 0 &&
                           mapping->bytes == handle.bytes && !mapping->has_other_access;
-    const bool is_open = (mapping->access >> handle.properties.location.id & 1) != 0;
+    const bool is_open = (mapping->access >> copying_device(handle, mapping->access) & 1) != 0;
     return is_whole && is_open ? nullptr : "mapped in part, or without access for its own device";
 }
 
