@@ -1,33 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Memory that a program exports by descriptors. Its agent marks each with the process's id, and keeps a
-// duplicate, by which it tells the agent of who imports it what it is. The memory sleeps with all who have it
-// if each descriptor was imported by a process with an agent, and none of them is left.
+// Memory that a program exports by descriptors. Its agent marks each with the process's id, and with a lock
+// that stands until the last copy is closed, wherever that is. The memory sleeps with all who have it once no
+// descriptor is left: those that the program keeps become tickets, marked alike, by which it is imported.
 
 #include "intercepted/sharing.hpp"
 
 #include "base/files.hpp"
 
 #include <fcntl.h>
-#include <linux/kcmp.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstdio>
 #include <set>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
-/// Whether both lead to one open file. Source: fcntl(2), kcmp(2); the first is Linux 6.10's.
-bool is_same_file(int one, int other) noexcept {
-    constexpr int k_dupfd_query = 1027; // F_DUPFD_QUERY
-    const int same = ::fcntl(one, k_dupfd_query, other);
-    if (same >= 0) return same == 1;
-    // A filter might end the process for it.
-    return !has_call_filter() && ::syscall(SYS_kcmp, ::getpid(), ::getpid(), KCMP_FILE, one, other) == 0;
+constexpr std::uint64_t k_lock_bits = (std::uint64_t{1} << 62) - 1; // all are positive
+constexpr std::uint64_t k_number_bits = (std::uint64_t{1} << 32) - 1;
+
+/// Where the descriptors of an export are locked: processes have places of their own. Nothing without random
+/// numbers.
+std::optional<off_t> lock_of(std::uint64_t number) {
+    const auto words = secret();
+    if (!words) return std::nullopt;
+    return static_cast<off_t>((words->front() & k_lock_bits & ~k_number_bits) | (number & k_number_bits));
+}
+
+bool mark(int descriptor, pid_t owner, off_t lock) noexcept {
+    return ::fcntl(descriptor, F_SETOWN, owner) == 0 && share_byte(descriptor, lock);
+}
+
+/// Where a descriptor is locked that mark() has marked. Source: proc_pid_fdinfo(5). Errors: not_owned (none
+/// has); io_failed.
+Result<off_t> lock_at(int descriptor) {
+    const auto info = read_small_file(fmt::format("/proc/self/fdinfo/{}", descriptor));
+    if (!info) return make_error(ErrorCode::io_failed, "its locks are not known");
+    std::string_view rest = *info;
+    while (const auto line = take_line(rest)) {
+        constexpr const char* k_format = " OFDLCK ADVISORY READ %*d %*s %lld";
+        const auto kind = std::min(line->find(" OFDLCK "), line->size());
+        long long start = 0;
+        if (std::sscanf(std::string(line->substr(kind)).c_str(), k_format, &start) == 1 &&
+            start <= static_cast<long long>(k_lock_bits))
+            return static_cast<off_t>(start);
+    }
+    return make_error(ErrorCode::not_owned, "no agent has marked it");
 }
 
 /// What tells files apart: of devices, whatever name they have; 0, 0 if it is not known.
@@ -59,42 +83,45 @@ std::optional<std::vector<int>> numbers_in(const std::string& path) {
     return numbers;
 }
 
-/// Our duplicates, by their numbers, and whether each of what they are of was imported by a process whose
-/// agent has said so, and by no other.
-struct Exports {
-    std::set<int> copies;
-    bool were_all_opened = true;
-};
-Exports open_exports() {
-    Exports open;
-    auto& all = books().handles;
-    const MutexLock lock(all.mutex);
-    for (const auto& [number, handle] : all.handles)
-        for (const auto& each : handle.exports) {
-            open.copies.insert(each.copy.get());
-            open.were_all_opened &= each.was_opened && ::fcntl(each.copy.get(), F_GETOWN) == ::getpid();
-        }
-    return open;
+/// Where the descriptor's file can be opened anew.
+std::string path_of(int descriptor) {
+    std::array<char, 4096> path{};
+    const auto link = fmt::format("/proc/self/fd/{}", descriptor);
+    return ::readlink(link.c_str(), path.data(), path.size() - 1) > 0 ? path.data() : std::string();
 }
 
-/// Whether it may have a descriptor of this process's memory, for all that its agent says, if it has one.
-/// Those that agents have started have none.
-bool may_have_one(pid_t pid) {
-    constexpr Milliseconds k_moment{1'000}; // the program waits, and others may be stopped
-    const auto name = read_small_file(fmt::format("/proc/{}/comm", pid));
-    if (!name || name->starts_with("gpu-sleep")) return false;
-    const auto start_time = start_time_of(pid);
-    if (!start_time) return false;
-    model::SharedMemoryRequest asked;
-    asked.question = model::SharingQuestion::has_none;
-    return !server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_moment);
+/// Whether a descriptor of that export is left, in whatever process, or on its way.
+bool is_left(const Export& each) {
+    const auto lock = lock_of(each.number);
+    const LockedFile file(UniqueFd(open_file(AT_FDCWD, each.path.c_str(), O_RDWR | O_CLOEXEC)));
+    return !lock || !file || file.find_lock(LockedFile::Holder::descriptor, *lock, 1);
 }
 
-/// Whether another process may have one of the descriptors. All descriptors of the driver's are of one
+/// Whether the process may have imported memory, and nobody has said so. Those that agents have started have
+/// none, nor has a child of who has an agent: CUDA works in it with an agent of its own, or not at all.
+bool may_have_imported(pid_t pid) {
+    constexpr unsigned k_forked = 0x40; // and runs no other program: PF_FORKNOEXEC
+    for (;;) {
+        const auto path = fmt::format("/proc/{}/", pid);
+        const auto name = read_small_file(path + "comm");
+        const auto start_time = start_time_of(pid);
+        if (!name || !start_time || name->starts_with("gpu-sleep")) return false;
+        if (pid == ::getpid() || server::has_agent({pid, *start_time})) return false;
+        const auto stat = read_small_file(path + "stat").value_or("");
+        const auto name_end = stat.rfind(") ");
+        unsigned flags = 0;
+        if (name_end == std::string::npos ||
+            std::sscanf(stat.c_str() + name_end, ") %*c %d %*d %*d %*d %*d %u", &pid, &flags) != 2 ||
+            (flags & k_forked) == 0)
+            return true;
+    }
+}
+
+/// Whether a process has no agent, and uses the files at `paths`. All descriptors of the driver's are of one
 /// device; who has used memory of a GPU has another one, too.
-bool have_others(const std::set<int>& descriptors) {
+bool is_used_unseen(const std::set<std::string>& paths) {
     std::set<FileKey> files;
-    for (const int each : descriptors) files.insert(key_of(fmt::format("/proc/self/fd/{}", each)));
+    for (const auto& path : paths) files.insert(key_of(path));
     if (files.erase(key_of("/dev/nvidiactl")) != 0) files.insert(key_of("/dev/nvidia-uvm"));
     const auto processes = numbers_in("/proc");
     if (!processes) return true;
@@ -107,67 +134,76 @@ bool have_others(const std::set<int>& descriptors) {
         const auto has_one = [&](int number) {
             return files.contains(key_of(fmt::format("{}/fd/{}", path, number)));
         };
-        if (numbers && std::ranges::any_of(*numbers, has_one) && may_have_one(pid)) return true;
+        if (numbers && std::ranges::any_of(*numbers, has_one) && may_have_imported(pid)) return true;
     }
     return false;
 }
 
+/// An export of this process, and whose it is; null if there is none.
+struct Found {
+    Handle* handle = nullptr;
+    Export* its = nullptr;
+};
+Found find_export(Handles& all, std::uint64_t lock) GPU_SLEEP_REQUIRES(all.mutex) {
+    for (auto& [number, handle] : all.handles)
+        for (auto& each : handle.exports)
+            if (const auto its = lock_of(each.number); its && static_cast<std::uint64_t>(*its) == lock)
+                return {&handle, &each};
+    return {};
+}
+
 } // namespace
 
+bool note_export(Handles& all, Handle& handle, int descriptor) {
+    Export made{++all.next, path_of(descriptor)};
+    const auto lock = lock_of(made.number);
+    if (!lock || !mark(descriptor, ::getpid(), *lock)) return false;
+    handle.exports.push_back(std::move(made));
+    return true;
+}
+
 Result<PassingImport> recognise(int descriptor) {
-    const pid_t pid = ::fcntl(descriptor, F_GETOWN);
-    const auto none = [] { return make_error(ErrorCode::not_owned, "no agent tells of it"); };
-    if (pid <= 0 || pid == ::getpid()) return none();
-    const ProcessIdentity owner{pid, GPU_SLEEP_TRY(start_time_of(pid))};
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::exported;
-    asked.address = static_cast<std::uint64_t>(::fcntl(descriptor, F_GETSIG));
-    asked.allocation = ~std::uint64_t{0};
-    for (;;) { // the newest first: it was made for this import, as a rule
-        const auto said = GPU_SLEEP_TRY(server::ask_for_memory(owner, asked, Clock::now() + k_patience));
-        if (said.what.number >= asked.allocation) return none();
-        asked.allocation = said.what.number;
-        if (is_same_file(descriptor, said.memory.get())) break;
-    }
-    asked.question = model::SharingQuestion::recognised;
-    const auto said = GPU_SLEEP_TRY(server::ask_for_memory(owner, asked, Clock::now() + k_patience));
+    asked.address = static_cast<std::uint64_t>(GPU_SLEEP_TRY(lock_at(descriptor)));
+    const pid_t pid = ::fcntl(descriptor, F_GETOWN);
+    if (pid <= 0) return make_error(ErrorCode::not_owned, "its process has ended, or cannot be seen");
+    const ProcessIdentity owner{pid, GPU_SLEEP_TRY(start_time_of(pid))};
+    const auto said = pid == ::getpid() ? answer_of_exports(asked)
+                                        : server::ask_for_memory(owner, asked, Clock::now() + k_patience);
+    if (!said) return said.error();
     return PassingImport{
-        owner, {.secret = said.what.secret, .address = said.what.number, .allocation = said.what.number}};
+        owner, {.secret = said->what.secret, .address = said->what.number, .allocation = said->what.number}};
+}
+
+bool note_unseen_import(int descriptor) {
+    const auto lock = lock_at(descriptor);
+    if (!lock) return lock.error().code == ErrorCode::not_owned;
+    UniqueFd file(open_file(AT_FDCWD, path_of(descriptor).c_str(), O_RDWR | O_CLOEXEC));
+    if (!file || !share_byte(file.get(), *lock)) return false;
+    auto& all = books().handles;
+    const MutexLock mutex(all.mutex);
+    all.unseen_imports.emplace_back(std::move(file));
+    return true;
 }
 
 Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request) {
     const auto words = secret();
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    const bool looks = request.question == model::SharingQuestion::exported;
-    Handle* of = nullptr;
-    Export* found = nullptr;
-    for (auto& [number, handle] : all.handles)
-        for (auto& each : handle.exports)
-            if (looks ? each.number < request.allocation && (!found || each.number > found->number)
-                      : each.number == request.allocation) {
-                of = &handle;
-                found = &each;
-            }
-    if (!found && looks && request.address != static_cast<std::uint64_t>(ExportCopy::mark_of(all.sleeps)))
-        return make_error(ErrorCode::refused, "its memory has slept meanwhile, and is another now");
+    const auto [handle, found] = find_export(all, request.address);
     if (!found || !words) return make_error(ErrorCode::not_owned, "there is no such export");
-    server::SharedMemory answer;
-    if (looks) {
-        answer.what.number = found->number;
-        answer.memory = UniqueFd(::fcntl(found->copy.get(), F_DUPFD_CLOEXEC, k_first_own_number));
-        return answer;
-    }
     const bool is_in_ledger =
-        std::ranges::any_of(of->mappings, [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
+        std::ranges::any_of(handle->mappings, [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
             return all.mappings.at(at).in_ledger;
         });
     if (!is_in_ledger) {
-        of->stay_reason = k_exported; // for the driver alone knows who imports it
+        handle->stay_reason = k_exported; // for the driver alone knows who imports it
         return make_error(ErrorCode::not_owned, "that cannot sleep");
     }
     found->was_opened = true;
-    answer.what.number = of->number;
+    server::SharedMemory answer;
+    answer.what.number = handle->number;
     answer.what.secret = *words;
     return answer;
 }
@@ -185,18 +221,48 @@ bool can_go(const model::SharedMemoryRequest& asked) {
     });
 }
 
-bool has_descriptor_of(pid_t owner) {
-    const auto copies = open_exports().copies;
+void leave_tickets() {
     const auto numbers = numbers_in("/proc/self/fd");
-    return !numbers || std::ranges::any_of(*numbers, [&](int number) {
-        return !copies.contains(number) && ::fcntl(number, F_GETOWN) == owner;
-    });
+    if (!numbers) return;
+    for (const int number : *numbers) {
+        const pid_t owner = ::fcntl(number, F_GETOWN);
+        if (owner <= 0) continue;
+        const auto lock = lock_at(number);
+        const UniqueFd ticket(lock ? ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC) : -1);
+        const int flags = ::fcntl(number, F_GETFD);
+        if (flags < 0 || !ticket || !mark(ticket.get(), owner, *lock)) continue;
+        ::dup3(ticket.get(), number, (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0);
+    }
 }
 
-bool may_be_elsewhere() {
-    const auto open = open_exports();
-    return !open.copies.empty() &&
-           (!open.were_all_opened || has_descriptor_of(::getpid()) || have_others(open.copies));
+std::set<std::uint64_t> exported_elsewhere() {
+    std::set<std::uint64_t> elsewhere; // handles
+    std::set<std::uint64_t> others;
+    std::set<std::uint64_t> gone; // exports
+    std::set<std::string> paths;
+    auto& all = books().handles;
+    {
+        const MutexLock lock(all.mutex);
+        for (auto& [number, handle] : all.handles) {
+            for (const auto& each : handle.exports) {
+                if (each.path.empty()) continue;
+                paths.insert(each.path);
+                const bool is_gone = each.was_opened && !is_left(each);
+                (is_gone ? others : elsewhere).insert(number);
+                if (is_gone) gone.insert(each.number);
+            }
+        }
+    }
+    if (gone.empty()) return elsewhere;
+    if (is_used_unseen(paths)) {
+        elsewhere.merge(others);
+        return elsewhere;
+    }
+    const MutexLock lock(all.mutex);
+    for (auto& [number, handle] : all.handles)
+        for (auto& each : handle.exports)
+            if (gone.contains(each.number)) each.path.clear();
+    return elsewhere;
 }
 
 void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {

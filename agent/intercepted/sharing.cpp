@@ -106,7 +106,7 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     auto& shared = memory.shared_ranges();
     const auto words = secret().value_or(std::array<std::uint64_t, 2>{});
     const auto ranges = shared.begin_deciding();
-    std::optional<bool> are_elsewhere; // what descriptors lead to
+    std::optional<std::set<std::uint64_t>> elsewhere; // what descriptors lead to
     std::vector<ProcessIdentity> silent;
     std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
     const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
@@ -119,8 +119,8 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
             {.secret = words, .address = address, .allocation = range.allocation, .party = request.party},
             silent);
         if (!other && range.by_descriptor) {
-            if (!are_elsewhere) are_elsewhere = may_be_elsewhere();
-            if (*are_elsewhere) other = 0;
+            if (!elsewhere) elsewhere = exported_elsewhere();
+            if (elsewhere->contains(address)) other = 0;
         }
         if (!other) continue;
         staying.insert(range_of(address, range));
@@ -231,18 +231,7 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
         if (!goes || !can_go(request)) return make_error(ErrorCode::refused, "it does not go to sleep");
         return is_here ? server::SharedMemory() : Result<server::SharedMemory>(none());
     }
-    if (request.question == Question::has_none) {
-        bool opens = false;
-        {
-            auto& imports = books().imports;
-            const MutexLock lock(imports.mutex);
-            opens = std::ranges::any_of(imports.passing,
-                                        [=](const PassingImport& each) { return each.from.pid == asker; });
-        }
-        if (!opens && !has_descriptor_of(asker)) return server::SharedMemory();
-        return make_error(ErrorCode::refused, "it has one");
-    }
-    if (request.question >= Question::exported) return answer_of_exports(request);
+    if (request.question == Question::exported) return answer_of_exports(request);
     if (request.question == Question::has_passed) {
         auto passed = ranges.has_passed(request.party);
         if (!passed) return std::move(passed).error();

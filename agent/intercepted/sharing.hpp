@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <set>
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -46,19 +47,21 @@ private:
 /// Notes in the books that the ledger has an import at the address, or no more.
 void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access);
 void end_import_at(CUdeviceptr address) noexcept;
-/// Whose memory a descriptor is, and by which values it is asked for. Errors: refused (what it leads to was
-/// given up when its memory slept); any other: no agent tells.
+/// Marks a descriptor by which the program exports memory. False if it cannot be marked: then nobody knows
+/// who gets it. May throw for want of memory.
+[[nodiscard]] bool note_export(Handles& all, Handle& handle, int descriptor) GPU_SLEEP_REQUIRES(all.mutex);
+/// Whose memory a descriptor is, and by which values it is asked for. Errors: not_owned, io_failed, those of
+/// server::ask_for_memory().
 [[nodiscard]] Result<PassingImport> recognise(int descriptor);
+/// Of a descriptor that the driver imports, and the agent whose memory it is was not told: that sees a lock
+/// while this process lives. False if it would not. May throw for want of memory.
+[[nodiscard]] bool note_unseen_import(int descriptor);
 /// Whether all handles that the program has of that memory of another process, if any, are of what the ledger
 /// has.
 [[nodiscard]] bool can_go(const model::SharedMemoryRequest& asked);
 /// What its agent says of an export of this process: see model::SharingQuestion. Errors: not_owned.
 [[nodiscard]] Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request);
-/// Whether a descriptor by which this process shares memory may be left anywhere, or one was imported unseen.
-/// A process that does not answer within a second may have one.
-[[nodiscard]] bool may_be_elsewhere();
-/// Whether the program has a descriptor by which `owner` shares memory. It would lead to the old memory after
-/// a sleep.
-[[nodiscard]] bool has_descriptor_of(pid_t owner);
+/// The handles of which a descriptor may be left anywhere, or of which one may have been imported unseen.
+[[nodiscard]] std::set<std::uint64_t> exported_elsewhere();
 
 } // namespace gpu_sleep::agent::intercepted

@@ -219,18 +219,25 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
 
 Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        const auto recognised = handle ? recognise(descriptor) : Result<PassingImport>(Error());
-        if (!recognised && recognised.error().code == ErrorCode::refused) {
-            log::warning("memory that came by descriptor {} cannot be opened: {}", descriptor,
-                         recognised.error().message);
-            return CUDA_ERROR_INVALID_VALUE;
-        }
+        if (!handle) return std::nullopt;
         const auto give_up = [&]() -> Answer {
-            ::fcntl(descriptor, F_SETOWN, 0); // its owner sees that it was imported, and nobody has said so
-            return std::nullopt;
+            if (note_unseen_import(descriptor)) return std::nullopt;
+            log::warning("memory that came by descriptor {} cannot be opened: too few descriptors",
+                         descriptor);
+            return CUDA_ERROR_OPERATING_SYSTEM;
         };
+        const auto recognised = recognise(descriptor);
         if (!recognised) return give_up();
         const auto* const import = &*recognised;
+        auto& all = books().handles;
+        if (import->from.pid == ::getpid()) {
+            const MutexLock lock(all.mutex);
+            auto* const own = find_handle(all, import->asked.allocation);
+            if (!own) return CUDA_ERROR_INVALID_VALUE;
+            ++own->references;
+            *handle = own->number;
+            return CUDA_SUCCESS;
+        }
         const Passing passing(*import);
         auto shared = ask_until_awake(import->from, import->asked);
         // Another way into it while its owner has it would be one that nobody knows of.
@@ -249,7 +256,6 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
         if (status != CUDA_SUCCESS) return status;
         mine.stay_reason =
             is_device(mine.properties.location) ? why_it_stays(mine.properties) : k_of_another_process;
-        auto& all = books().handles;
         const MutexLock lock(all.mutex);
         mine.real = opened->release();
         made.key() = mine.number = *handle = k_first_handle + ++all.next;
@@ -410,11 +416,7 @@ CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descripto
         with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
             auto* const mine = find_handle(all, handle);
             if (!mine || mine->stay_reason) return;
-            const auto mark = ExportCopy::mark_of(all.sleeps);
-            if (!mine->exports.emplace_back(++all.next, *descriptor, mark).copy) {
-                mine->exports.pop_back();
-                return;
-            }
+            if (!note_export(all, *mine, *descriptor)) return;
             for (const auto at : mine->mappings)
                 if (!mine->is_exported && all.mappings.at(at).in_ledger) share_mapping(locked, *mine, at);
             is_known = mine->is_exported = true;
@@ -467,18 +469,6 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
             }
         });
     });
-}
-
-void end_exports_asleep(const LockedMemory& locked) noexcept {
-    auto& all = books().handles;
-    const MutexLock lock(all.mutex);
-    bool have_ended = false;
-    for (auto& [number, handle] : all.handles) {
-        if (handle.exports.empty() || !any_sleeps(locked, all, handle.mappings)) continue;
-        handle.exports.clear();
-        have_ended = true;
-    }
-    all.sleeps += have_ended ? 1 : 0;
 }
 
 void add_handles_that_stay(std::vector<Residual>& sums) {

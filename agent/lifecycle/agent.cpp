@@ -199,7 +199,6 @@ void Agent::handle_fork_in_child() noexcept {
     // without.
     if (agent) agent->server_.close_in_child();
     store::close_unshared_fds();
-    registry::ExportCopy::close_in_child();
     store::HostBudget::own().begin_anew_in_child(); // an agent of the child's begins with it
     g_agent.store(nullptr, std::memory_order_release);
     ProgramMemory::end();

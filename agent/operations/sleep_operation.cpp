@@ -178,6 +178,8 @@ public:
     Result<void> drain() { return holds_work() ? leave_in_place(quiesce_.drain()) : Result<void>(); }
     Result<void> await_others() {
         if (!holds_work()) return {};
+        if (may_agree() && intercepted::shares_any(memory))
+            ignoring_errors([] { intercepted::leave_tickets(); }); // what is left keeps the memory
         GPU_SLEEP_TRY(leave_in_place(quiesce_.await_others()));
         if (sleeps_ && intercepts() && !pauses()) intercepted::trim();
         report.times.drain = seconds_since(quiet_since_);
@@ -212,8 +214,6 @@ public:
                                                    stays_in_place_->message));
             });
         has_slept_ = report.changed;
-        if (has_slept_)
-            memory.with_lock([](LockedMemory& locked) { intercepted::end_exports_asleep(locked); });
         if (has_slept_ && scope_ == Scope::all) {
             ground_.preparation.has_slept = true;
             ground.deep.note_sleep();

@@ -11,7 +11,6 @@
 #include "model/request.hpp"
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <list>
 
@@ -25,44 +24,11 @@ struct PassingImport {
     model::SharedMemoryRequest asked;
 };
 
-/// A duplicate of a descriptor, by which that is recognised. It keeps the memory that it leads to, so a child
-/// of fork() closes all that its parent has.
-class ExportCopy {
-public:
-    /// The signal that such descriptors would send, if they sent any: it tells of which time they are.
-    [[nodiscard]] static int mark_of(std::uint64_t sleeps) noexcept {
-        return k_first_mark + static_cast<int>(sleeps % k_marks);
-    }
-    /// Of `descriptor`, which is marked with this process's id and so; empty where there is no number for it,
-    /// or no room to note that.
-    ExportCopy(int descriptor, int mark) noexcept;
-    ExportCopy(const ExportCopy&) = delete;
-    ExportCopy& operator=(const ExportCopy&) = delete;
-    ~ExportCopy() { close(note_); }
-    [[nodiscard]] explicit operator bool() const noexcept { return note_ != nullptr; }
-    [[nodiscard]] int get() const noexcept { return note_ ? note_->load() : -1; }
-    /// Async-signal-safe.
-    static void close_in_child() noexcept {
-        for (auto& number : s_numbers) close(&number);
-    }
-
-private:
-    static constexpr int k_first_mark = 40; // a signal that nobody uses
-    static constexpr int k_marks = 20;
-    /// Unless the program has used the number again.
-    static void close(std::atomic<int>* note) noexcept;
-
-    static std::array<std::atomic<int>, 512> s_numbers; ///< of all; 0: none
-    std::atomic<int>* note_ = nullptr;
-};
-
 /// A descriptor by which the program gave the memory of a handle to others.
 struct Export {
     std::uint64_t number = 0;
-    ExportCopy copy;
+    std::string path;        ///< where its file can be opened anew; empty once no descriptor is left for good
     bool was_opened = false; ///< by a process whose agent has said so
-    Export(std::uint64_t its_number, int descriptor, int mark) noexcept
-        : number(its_number), copy(descriptor, mark) {}
 };
 
 struct Mapping {
@@ -85,7 +51,7 @@ struct Handle {
     std::vector<CUdeviceptr> mappings;
     const char* stay_reason = nullptr; ///< why it has to stay
     bool is_exported = false;
-    std::list<Export> exports{};           ///< since it last slept: a copy keeps the memory
+    std::vector<Export> exports{};
     std::optional<PassingImport> import{}; ///< where it is of another process
 };
 
@@ -126,7 +92,8 @@ struct Handles {
     std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
-    std::uint64_t sleeps GPU_SLEEP_GUARDED_BY(mutex) = 0; ///< of what was exported
+    /// Each holds a lock, so that the memory stays which was imported here and nobody was told of.
+    std::vector<HeldFile> unseen_imports GPU_SLEEP_GUARDED_BY(mutex);
 };
 
 /// Memory of another process that the ledger has.

@@ -57,24 +57,4 @@ Captures::Taken Registry::hand_on(const Green& green) noexcept {
     return taken;
 }
 
-std::array<std::atomic<int>, 512> ExportCopy::s_numbers{};
-
-ExportCopy::ExportCopy(int descriptor, int mark) noexcept {
-    UniqueFd copy(::fcntl(descriptor, F_DUPFD_CLOEXEC, k_first_own_number));
-    if (!copy || ::fcntl(copy.get(), F_SETOWN, ::getpid()) != 0 || ::fcntl(copy.get(), F_SETSIG, mark) != 0)
-        return;
-    for (auto& number : s_numbers) {
-        int none = 0;
-        if (!number.compare_exchange_strong(none, copy.get())) continue;
-        note_ = &number;
-        static_cast<void>(copy.release());
-        return;
-    }
-}
-
-void ExportCopy::close(std::atomic<int>* note) noexcept {
-    const int copy = note ? note->exchange(0) : 0;
-    if (copy != 0 && ::fcntl(copy, F_GETSIG) >= k_first_mark) ::close(copy);
-}
-
 } // namespace gpu_sleep::agent::registry

@@ -96,6 +96,10 @@ Result<void> receive(int socket, protocol::FrameReader& reader, UniqueFd& memory
 
 } // namespace
 
+bool has_agent(const ProcessIdentity& process) {
+    return connect_to(process).has_value();
+}
+
 Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::SharedMemoryRequest& request,
                                     Clock::time_point deadline) {
     const auto socket = GPU_SLEEP_TRY(connect_to(process));
@@ -111,8 +115,7 @@ Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model:
         auto reply = GPU_SLEEP_TRY(protocol::decode_reply(*frame));
         if (auto* failure = std::get_if<model::Failure>(&reply)) return std::move(failure->error);
         const auto* shared = std::get_if<model::SharedMemory>(&reply);
-        const bool wants_memory = request.question <= model::SharingQuestion::wake ||
-                                  request.question == model::SharingQuestion::exported;
+        const bool wants_memory = request.question <= model::SharingQuestion::wake;
         if (!shared || (wants_memory && !answer.memory))
             return make_error(ErrorCode::protocol_mismatch, "the other process sent no memory");
         answer.what = *shared;

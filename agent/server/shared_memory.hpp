@@ -15,6 +15,9 @@ struct SharedMemory {
     UniqueFd memory{}; ///< the driver's descriptor of it; or another, as the question says
 };
 
+/// Whether that process of this user has an agent here, as far as can be known.
+[[nodiscard]] bool has_agent(const ProcessIdentity& process);
+
 /// Asks the agent of `process`, which must be of this user and in the same place of the file system. It
 /// answers while it is being put to sleep or woken, too. Errors: no_agent, io_failed, timed_out,
 /// connection_lost, protocol_mismatch; those of the peer.

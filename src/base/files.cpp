@@ -270,6 +270,10 @@ LockedFile::Lock LockedFile::share(Holder holder, off_t start, off_t bytes) cons
     return outcome(set(get(), holder, part(F_RDLCK, start, bytes)));
 }
 
+bool share_byte(int file, off_t at) noexcept {
+    return set(file, LockedFile::Holder::descriptor, part(F_RDLCK, at, 1)) == 0;
+}
+
 void LockedFile::unlock(Holder holder, off_t start, off_t bytes) const noexcept {
     set(get(), holder, part(F_UNLCK, start, bytes));
 }

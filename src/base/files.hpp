@@ -123,6 +123,9 @@ public:
                                                         off_t bytes) const noexcept;
 };
 
+/// As LockedFile::share() of a byte, by a descriptor that is somebody else's, and its copies.
+[[nodiscard]] bool share_byte(int file, off_t at) noexcept;
+
 /// A name in its directory, which is open, though not to be read or flushed (O_PATH).
 struct CarefulPlace {
     UniqueFd directory;

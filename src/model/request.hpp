@@ -203,17 +203,15 @@ enum class SharingQuestion : std::uint8_t {
     goes_down = 3, ///< of the owner: whether it goes to sleep in that party; the answer has the owner's epoch
     goes_along = 4, ///< of who opened it: whether that is so there
     has_passed = 5, ///< of anybody in that party: whether it has passed the point of no return
-    exported = 6,   ///< of who has marked a descriptor: its last export before that number
-    recognised = 7, ///< of the same: by which values the memory of that export is asked for
-    has_none = 8,   ///< of anybody: whether it has no descriptor of the asker's memory, nor opens any
+    exported = 6,   ///< of who has marked a descriptor: by which values its memory is asked for
 };
 
 /// Asks about memory that a program has shared, by the values in its handle. Where the answer is no, it is
 /// refused; not_owned: there is none; timed_out: it is not decided yet.
 struct SharedMemoryRequest {
     std::array<std::uint64_t, 2> secret{}; ///< of the process that shares
-    std::uint64_t address = 0;             ///< of the allocation there; exported: the descriptor's mark
-    std::uint64_t allocation = 0;          ///< its number, because addresses are reused; an export's
+    std::uint64_t address = 0;    ///< of the allocation there; exported: where the descriptor is locked
+    std::uint64_t allocation = 0; ///< its number, because addresses are reused
     SharingQuestion question = SharingQuestion::memory;
     std::uint64_t party = 0; ///< of which the asker is; 0: none
     friend bool operator==(const SharedMemoryRequest&, const SharedMemoryRequest&) = default;
@@ -221,10 +219,10 @@ struct SharedMemoryRequest {
 
 /// The answer. The memory itself, if that was asked for, comes with it as a descriptor.
 struct SharedMemory {
-    Bytes bytes = 0;          ///< of the memory
-    Bytes offset = 0;         ///< of the allocation in it
-    std::uint64_t number = 0; ///< exported: of the export; recognised: of the allocation, and its address
-    std::array<std::uint64_t, 2> secret{}; ///< recognised
+    Bytes bytes = 0;                       ///< of the memory
+    Bytes offset = 0;                      ///< of the allocation in it
+    std::uint64_t number = 0;              ///< exported: of the allocation, and its address
+    std::array<std::uint64_t, 2> secret{}; ///< exported
     friend bool operator==(const SharedMemory&, const SharedMemory&) = default;
 };
 

@@ -5,10 +5,13 @@
 
 #include "checkpointed.hpp"
 
+#include <fcntl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 
+#include <array>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 
 using namespace gpu_sleep::driver_rules;
 
@@ -362,14 +365,14 @@ private:
     std::size_t awake_ = 0;
 };
 
-/// Whether two descriptors are one open file. Source: fcntl(2), F_DUPFD_QUERY (Linux 6.10), and kcmp(2).
-bool are_one_file(int one, int other) {
-    constexpr int k_query = 1024 + 3;
-    if (const int told = ::fcntl(one, k_query, other); told >= 0) return told == 1;
-    constexpr int k_file = 0;
-    const auto order = ::syscall(SYS_kcmp, ::getpid(), ::getpid(), k_file, one, other);
-    REQUIRE(order >= 0);
-    return order == 0;
+/// A lock that others can share of the byte `at`, of the descriptor and its copies. Source: fcntl(2).
+struct flock byte_lock(short type, off_t at) {
+    struct flock lock = {};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = at;
+    lock.l_len = 1;
+    return lock;
 }
 
 } // namespace
@@ -431,19 +434,44 @@ TEST_CASE("Driver: a descriptor whose exporter was killed can be imported for th
     CHECK(pair.holds_without_exporter(0));
 }
 
-TEST_CASE_METHOD(OnRange, "Driver: two exports of one handle are two files, a duplicate is the same",
+TEST_CASE_METHOD(OnRange,
+                 "Driver: an exported descriptor can be marked by a lock, until its last copy is closed",
                  "[driver_rules]") {
+    constexpr off_t k_at = 0x1234'5678'9abc;
     int one = -1;
     int other = -1;
     REQUIRE(export_memory(one, range.handle()) == CUDA_SUCCESS);
     REQUIRE(export_memory(other, range.handle()) == CUDA_SUCCESS);
-    const int duplicate = ::dup(one);
-    CHECK(are_one_file(one, duplicate));
-    CHECK_FALSE(are_one_file(one, other));
+    auto lock = byte_lock(F_RDLCK, k_at);
+    REQUIRE(::fcntl(one, F_OFD_SETLK, &lock) == 0);
     REQUIRE(::fcntl(one, F_SETOWN, ::getpid()) == 0); // a mark that other processes see
+    const int duplicate = ::dup(one);
     CHECK(::fcntl(duplicate, F_GETOWN) == ::getpid());
     CHECK(::fcntl(other, F_GETOWN) == 0);
-    for (const int descriptor : {one, other, duplicate}) ::close(descriptor);
+    std::ifstream info("/proc/self/fdinfo/" + std::to_string(duplicate));
+    const std::string text(std::istreambuf_iterator<char>(info), {});
+    CHECK(text.find("OFDLCK") != std::string::npos);
+    CHECK(text.find(' ' + std::to_string(k_at) + ' ' + std::to_string(k_at)) != std::string::npos);
+
+    const auto link = "/proc/self/fd/" + std::to_string(one);
+    const int file = ::open(link.c_str(), O_RDWR | O_CLOEXEC); // the same device, and no memory
+    REQUIRE(file >= 0);
+    const auto is_marked = [&] {
+        auto found = byte_lock(F_WRLCK, k_at);
+        REQUIRE(::fcntl(file, F_OFD_GETLK, &found) == 0);
+        return found.l_type != F_UNLCK;
+    };
+    CHECK(is_marked());
+    ::close(one);
+    CHECK(is_marked());
+    std::array<int, 2> ends{};
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
+    REQUIRE(send_descriptor(ends[0], duplicate));
+    ::close(duplicate);
+    CHECK(is_marked());
+    ::close(receive_descriptor(ends[1]));
+    CHECK_FALSE(is_marked());
+    for (const int descriptor : {other, file, ends[0], ends[1]}) ::close(descriptor);
 }
 
 TEST_CASE("Driver: memory that was imported cannot be exported", "[driver_rules]") {

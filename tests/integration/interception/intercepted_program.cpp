@@ -338,10 +338,17 @@ Answer do_contexts(Words& words) {
     return std::string();
 }
 
-/// fork: "STATUS" of a child that did nothing but end
-Answer do_fork(Words&) {
+/// fork [stays]: "STATUS" of a child that did nothing but end; or of none, for it lives as long as this
+/// process
+Answer do_fork(Words& words) {
+    const bool stays = next<std::string>(words) == "stays";
     const auto child = ::fork();
+    if (child == 0 && stays) {
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        ::pause();
+    }
     if (child == 0) ::_exit(7);
+    if (stays) return std::string();
     int status = -1;
     ::waitpid(child, &status, 0);
     return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1);

@@ -10,7 +10,6 @@
 #include "support/descriptor_message.hpp"
 
 #include <fmt/format.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include <thread>
@@ -114,67 +113,109 @@ TEST_CASE("Sharing: deep sleeps need no more than that all take part", "[sharing
     pair.wake();
 }
 
+TEST_CASE("Sharing: memory that a process on another GPU has imported sleeps as well", "[sharing]") {
+    DeepFamily family(2, {}, {"TEST_GPU=1"}); // the first one's
+    const auto given = make_piece(family[0], "shared", k_piece_bytes);
+    const auto back = make_piece(family[1], "shared", k_piece_bytes);
+    const auto opened = import_piece(family[0], family[1], given, k_piece_bytes);
+    const auto opened_back = import_piece(family[1], family[0], back, k_piece_bytes);
+    for (int round = 0; round < 2; ++round) {
+        CHECK(family.states_in(ended(run(family.deep()))).deep == 2);
+        CHECK(succeeded(family.wake()));
+        CHECK(family[1].tell("hash " + opened.number) == given.hash);
+        CHECK(family[0].tell("launch " + opened_back.number + " 3") == family[1].tell("hash " + back.number));
+    }
+    for (std::size_t i = 0; i < family.size(); ++i) check_no_harm(family[i]);
+}
+
 TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its descriptors tell",
           "[sharing]") {
     DeepFamily family(2);
     auto& giver = family[0];
     auto& taker = family[1];
     auto given = make_piece(giver, "shared", k_piece_bytes);
-    const auto sleep = [&](const std::string& stays) {
-        const auto slept = run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--json"}));
+    const auto sleep = [&](bool goes, Arguments options = {}) {
+        const auto slept =
+            run(family.launch("gpu-sleep", with({DeepFamily::root(), "--tree", "--json"}, options)));
         REQUIRE(succeeded(slept));
-        if (!stays.empty()) CHECK_THAT(slept.out, mentions(stays));
-        CHECK((giver.report("residual/0/kind") == "shared") == !stays.empty());
+        if (!goes) CHECK_THAT(slept.out, mentions("a descriptor of them is open, or on its way"));
+        CHECK((giver.report("residual/0/kind") == "none") == goes);
         CHECK(succeeded(run(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}))));
         check_intact(giver, given);
     };
-    const std::string unknown = "a descriptor of them is open, or on its way";
     const auto path = family.file("socket");
-    const auto import_and_keep = [&] { // the number of its descriptor there
-        taker.process().send(fmt::format("import {} {} keep", path, k_piece_bytes));
-        giver.tell(fmt::format("export {} {}", given.number, path));
-        const auto answer = taker.process().read_line();
-        return answer.substr(answer.rfind(' ') + 1);
+    const auto import = [&](Host& host, int descriptor, const char* keep = "") {
+        host.process().send(fmt::format("import {} {} {}", path, k_piece_bytes, keep));
+        send_descriptor(descriptor, path);
+        auto answer = host.process().read_line();
+        REQUIRE(answer.starts_with("ok "));
+        return answer.substr(3);
     };
-    SECTION("one is open") {
-        const auto number = giver.tell("export " + given.number);
-        sleep(unknown); // it may be on its way
-        taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
-        send_descriptor(descriptor_of(giver.pid(), std::stoi(number)).get(), path);
-        REQUIRE(taker.process().read_line().starts_with("ok "));
-        sleep(unknown);
+    /// It is that memory, through and through.
+    const auto check_imported = [&](Host& host, const std::string& number) {
+        CHECK(host.tell("hash " + number) == given.hash);
+        given.hash = host.tell("launch " + number + " 3");
+        check_intact(giver, given);
+    };
+    const auto number = giver.tell("export " + given.number);
+    auto exported = descriptor_of(giver.pid(), std::stoi(number));
+    REQUIRE(exported);
+    SECTION("its process keeps it, by which it is imported later") {
+        static_cast<void>(import(taker, exported.get()));
+        exported.reset();
+        for (const auto& options : {Arguments(), Arguments{"--deep"}}) {
+            sleep(true, options);
+            const auto kept = descriptor_of(giver.pid(), std::stoi(number));
+            const auto imported = import(taker, kept.get());
+            check_imported(taker, imported.substr(0, imported.find(' ')));
+        }
+    }
+    SECTION("who has imported it keeps it") {
         giver.tell("close_descriptor " + number);
-        sleep("");
+        const auto answer = import(taker, exported.get(), "keep");
+        exported.reset();
+        sleep(true);
+        const auto kept = descriptor_of(taker.pid(), std::stoi(answer.substr(answer.rfind(' ') + 1)));
+        const auto imported = import(taker, kept.get());
+        check_imported(taker, imported.substr(0, imported.find(' ')));
+        const auto own = import(giver, kept.get()); // one more mapping of it: from then on it stays
+        CHECK(giver.tell("hash " + own.substr(0, own.find(' '))) == given.hash);
     }
-    SECTION("one is open where it was imported") {
-        const auto number = import_and_keep();
-        sleep(unknown);
-        taker.tell("close_descriptor " + number);
-        sleep("");
+    SECTION("children of who has an agent can have imported none") {
+        static_cast<void>(import(taker, exported.get()));
+        giver.tell("close_descriptor " + number);
+        exported.reset();
+        for (auto* const host : {&giver, &taker}) host->tell("fork stays");
+        sleep(true);
     }
-    SECTION("one of before a sleep is no way into the memory of after it") {
-        const auto number = import_and_keep();
-        const auto held = descriptor_of(taker.pid(), std::stoi(number));
-        REQUIRE(held);
-        taker.tell("close_descriptor " + number);
-        sleep(unknown); // for this process has one, and no agent
-        std::array<char, 16> name{};
-        ::prctl(PR_GET_NAME, name.data());
-        ::prctl(PR_SET_NAME, "gpu-sleep-outside"); // as one that an agent has started it is not asked about
-        sleep("");
-        ::prctl(PR_SET_NAME, name.data());
-        taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
-        send_descriptor(held.get(), path);
-        CHECK_THAT(taker.process().read_line(), mentions("CUDA_ERROR_INVALID_VALUE"));
-        check_intact(giver, given);
+    SECTION("nobody has imported it yet") {
+        giver.tell("close_descriptor " + number);
+        exported.reset();
+        sleep(false);
     }
-    SECTION("its process has no agent") {
+    SECTION("one is with a process that has no agent, or on its way") {
+        static_cast<void>(import(taker, exported.get()));
+        sleep(false);
+        std::array<int, 2> ends{};
+        REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0);
+        const UniqueFd from(ends[0]), to(ends[1]);
+        const DescriptorMessage sent(exported.get());
+        REQUIRE(::sendmsg(from.get(), &sent.header, MSG_NOSIGNAL) == 1);
+        exported.reset();
+        sleep(false);
+        DescriptorMessage received;
+        REQUIRE(::recvmsg(to.get(), &received.header, MSG_CMSG_CLOEXEC) == 1);
+        const auto arrived = received.received();
+        const auto imported = import(taker, arrived.get());
+        check_imported(taker, imported.substr(0, imported.find(' ')));
+    }
+    SECTION("a process without an agent has imported it") {
         Host other(family.plain());
-        const auto there = import_piece(giver, other, given, k_piece_bytes);
-        static_cast<void>(import_piece(giver, taker, given, k_piece_bytes));
-        sleep(unknown);
-        given.hash = other.tell("launch " + there.number + " 3");
-        check_intact(giver, given);
+        const auto there = import(other, exported.get());
+        static_cast<void>(import(taker, exported.get()));
+        exported.reset();
+        sleep(false);
+        check_imported(other, there.substr(0, there.find(' ')));
     }
 }
 

@@ -31,7 +31,7 @@ static_assert(sizeof(IpcTicket) <= sizeof(CUipcMemHandle));
 std::shared_ptr<Physical> open_memory(const IpcTicket& ticket) {
     const auto path = "/proc/" + std::to_string(ticket.process) + "/fd/" + std::to_string(ticket.fd);
     UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-    return file ? Physical::import_file(std::move(file), Standing::ipc_import) : nullptr;
+    return file ? Physical::import(file.get(), Standing::ipc_import) : nullptr;
 }
 
 } // namespace

@@ -14,8 +14,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -29,8 +27,6 @@ constexpr std::uint64_t k_low_memory = std::uint64_t{128} << 20;
 // Released pages go back to the host in heaps: one system call for many handles.
 constexpr std::uint64_t k_released_at_most = std::uint64_t{64} << 20;
 constexpr int k_pattern = 0xA7;
-// The name tells a file that was exported from any other descriptor, in every process.
-constexpr const char* k_exported_name = "gpu-sleep-sim-exported-";
 constexpr std::uint64_t k_copy_bytes = std::uint64_t{1} << 20;
 
 /// What is a hole there stays one.
@@ -160,31 +156,19 @@ std::shared_ptr<Physical> Physical::create(PhysicalPool& pool, std::uint64_t byt
     return create(pool, bytes, properties);
 }
 
-std::shared_ptr<Physical> Physical::import(int fd) {
-    auto file = file_of_share(fd);
-    return file ? import_file(std::move(file), Standing::import) : nullptr;
-}
-
-std::shared_ptr<Physical> Physical::import_file(UniqueFd file, Standing kind) {
-    std::array<char, 128> target{};
-    const auto link = "/proc/self/fd/" + std::to_string(file.get());
-    if (::readlink(link.c_str(), target.data(), target.size() - 1) <= 0) return nullptr;
-    const std::string name(target.data());
-    const auto prefix = std::string("/memfd:") + k_exported_name;
+std::shared_ptr<Physical> Physical::import(int fd, Standing kind) {
+    const auto name = SharedName::of(fd);
     struct stat status {};
-    if (name.compare(0, prefix.size(), prefix) != 0 || ::fstat(file.get(), &status) != 0) return nullptr;
+    if (!name || ::fstat(fd, &status) != 0) return nullptr;
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    int type = 0;
-    if (std::sscanf(name.c_str() + prefix.size(), "%d-%d", &type, &properties.location.id) != 2)
-        return nullptr;
-    properties.location.type = static_cast<CUmemLocationType>(type);
+    properties.location.id = name->device;
+    properties.location.type = static_cast<CUmemLocationType>(name->type);
     auto imported = std::shared_ptr<Physical>(
         new Physical(nullptr, 0, static_cast<std::uint64_t>(status.st_size), properties));
-    imported->share_ = make_share(file.get(), imported->device(), Holder::importer);
-    imported->own_file_ = std::move(file);
-    if (!imported->share_) return nullptr;
+    imported->own_file_ = hold(fd, Holder::importer);
+    if (!imported->own_file_) return nullptr;
     imported->note(kind);
     return imported;
 }
@@ -207,26 +191,20 @@ int Physical::device() const noexcept {
 bool Physical::is_exported_as(int fd) const {
     struct stat theirs {};
     struct stat ours {};
-    const auto file = own_file_ ? file_of_share(fd) : UniqueFd();
-    return file && ::fstat(file.get(), &theirs) == 0 && ::fstat(own_file_.get(), &ours) == 0 &&
+    return own_file_ && ::fstat(fd, &theirs) == 0 && ::fstat(own_file_.get(), &ours) == 0 &&
            theirs.st_ino == ours.st_ino && theirs.st_dev == ours.st_dev;
 }
 
 bool Physical::move_out() {
-    const auto name = std::string(k_exported_name) + std::to_string(properties_.location.type) + '-' +
-                      std::to_string(properties_.location.id);
-    UniqueFd file(::memfd_create(name.c_str(), MFD_CLOEXEC));
-    if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes_)) != 0) return false;
-    auto share = make_share(file.get(), device(), Holder::exporter);
-    if (!share || !copy_contents(file.get(), fd(), offset(), bytes_)) return false;
+    auto file = make_shared({properties_.location.type, properties_.location.id}, bytes_);
+    if (!file || !copy_contents(file.get(), fd(), offset(), bytes_)) return false;
     own_file_ = std::move(file);
-    share_ = std::move(share);
     if (device() == PhysicalPool::k_host && !standing_) note(Standing::host_export);
     return true;
 }
 
 UniqueFd Physical::export_fd() const {
-    return make_share(own_file_.get(), device(), Holder::descriptor);
+    return hold(own_file_.get(), Holder::descriptor);
 }
 
 } // namespace gpu_sleep::sim

@@ -75,9 +75,7 @@ public:
     create(PhysicalPool& pool, std::uint64_t bytes,
            CUmemAllocationHandleType handle_types = CU_MEM_HANDLE_TYPE_NONE);
     /// Memory that another process exported, of which `fd` is a descriptor. Null if it is none.
-    [[nodiscard]] static std::shared_ptr<Physical> import(int fd);
-    /// The same by the file where it lies, as legacy IPC knows it.
-    [[nodiscard]] static std::shared_ptr<Physical> import_file(UniqueFd file, Standing kind);
+    [[nodiscard]] static std::shared_ptr<Physical> import(int fd, Standing kind = Standing::import);
 
     ~Physical();
 
@@ -115,8 +113,7 @@ private:
     PhysicalPool* pool_; ///< null for imported memory
     std::uint64_t offset_, bytes_;
     CUmemAllocationProp properties_;
-    UniqueFd own_file_;
-    UniqueFd share_; ///< holds it for this process
+    UniqueFd own_file_; ///< holds it for this process
     std::optional<Standing> standing_;
 };
 

@@ -1,134 +1,123 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Sockets with names that say which memory they hold, and the list of them that the kernel keeps.
+// Files beside the state file, whose names say which memory they are, and whose locks say who holds it.
 
 #include "support/simulated_driver/shared_memory.hpp"
 
-#include "support/descriptor_message.hpp"
 #include "support/simulated_driver/settings.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
 #include <cuda.h>
-#include <sys/socket.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #include <array>
-#include <atomic>
-#include <cinttypes>
-#include <cstddef>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <functional>
-#include <map>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
-#include <string_view>
 
 namespace gpu_sleep::sim {
 namespace {
 
-constexpr std::string_view k_prefix = "gpu-sleep-sim/";
+constexpr const char* k_name = "-exported-";
+constexpr off_t k_locks = off_t{1} << 62; ///< beyond what a program locks
 
-/// Tells the machines apart that processes pretend to share. A process without a state file is alone on its
-/// own.
-std::string machine() {
-    const auto& file = settings().state_file;
-    return std::to_string(file.empty() ? static_cast<std::size_t>(::getpid())
-                                       : std::hash<std::string>()(file));
+/// A process has two bytes, by its place among all.
+off_t lock_of(Holder holder, const SharedProcess& process) {
+    if (holder == Holder::descriptor) return k_locks;
+    const auto place = &process - SharedState::instance().processes().data();
+    return k_locks + 1 + 2 * place + (holder == Holder::importer ? 1 : 0);
 }
 
-bool queue_descriptor(int socket, const sockaddr_un& name, socklen_t length, int descriptor) {
-    test::DescriptorMessage message(descriptor);
-    auto address = name;
-    message.header.msg_name = &address;
-    message.header.msg_namelen = length;
-    return ::sendmsg(socket, &message.header, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+struct flock lock_at(short type, off_t start) {
+    struct flock lock = {};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = start;
+    lock.l_len = 1;
+    return lock;
 }
 
-/// What a socket's name says.
-struct Share {
-    int gpu = 0;
-    std::uint64_t inode = 0, bytes = 0;
-    char holder = 0;
-    int process = 0;
-};
+bool is_locked(int file, off_t start) {
+    auto lock = lock_at(F_WRLCK, start);
+    return ::fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
 
-bool parse(const std::string& line, const std::string& own_prefix, Share& share) {
-    const auto begin = line.find(own_prefix);
-    return begin != std::string::npos &&
-           std::sscanf(line.c_str() + begin + own_prefix.size(), "%d/%" SCNu64 "/%" SCNu64 "/%c/%d/",
-                       &share.gpu, &share.inode, &share.bytes, &share.holder, &share.process) == 5;
+bool take_lock(int file, Holder holder) {
+    auto lock = lock_at(F_RDLCK, lock_of(holder, SharedState::instance().own()));
+    return ::fcntl(file, F_OFD_SETLK, &lock) == 0;
 }
 
 } // namespace
 
-UniqueFd make_share(int file, int device, Holder holder) {
-    static std::atomic<unsigned> count{0};
-    struct stat status {};
-    UniqueFd made(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (!made || ::fstat(file, &status) != 0) return {};
-    auto& state = SharedState::instance();
-    sockaddr_un name{};
-    name.sun_family = AF_UNIX; // an abstract name: it begins with a zero
-    const auto text = std::string(k_prefix) + machine() + '/' +
-                      std::to_string(device < 0 ? device : state.own().gpus[device]) + '/' +
-                      std::to_string(status.st_ino) + '/' + std::to_string(status.st_size) + '/' +
-                      static_cast<char>(holder) + '/' + std::to_string(::getpid()) + '/' +
-                      std::to_string(count++);
-    if (text.size() >= sizeof name.sun_path) return {};
-    std::memcpy(name.sun_path + 1, text.data(), text.size());
-    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-    if (::bind(made.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
-        !queue_descriptor(made.get(), name, length, file))
-        return {};
-    state.shares_memory() = true;
-    return made;
+std::optional<SharedName> SharedName::parse(const std::string& path) {
+    SharedName name;
+    const auto begin = path.rfind(k_name);
+    if (begin == std::string::npos ||
+        std::sscanf(path.c_str() + begin + std::char_traits<char>::length(k_name), "%d-%d-%d-", &name.type,
+                    &name.device, &name.gpu) != 3)
+        return std::nullopt;
+    return name;
 }
 
-UniqueFd file_of_share(int descriptor) {
-    sockaddr_un name{};
-    socklen_t length = sizeof name;
-    if (::getsockname(descriptor, reinterpret_cast<sockaddr*>(&name), &length) != 0 ||
-        name.sun_family != AF_UNIX || std::memcmp(name.sun_path + 1, k_prefix.data(), k_prefix.size()) != 0)
+std::optional<SharedName> SharedName::of(int descriptor) {
+    std::array<char, 4096> path{};
+    const auto link = "/proc/self/fd/" + std::to_string(descriptor);
+    return ::readlink(link.c_str(), path.data(), path.size() - 1) > 0 ? parse(path.data()) : std::nullopt;
+}
+
+UniqueFd make_shared(SharedName name, std::uint64_t bytes) {
+    auto& state = SharedState::instance();
+    const SharedState::Lock lock; // nobody takes it for memory that is held no more
+    if (name.type == CU_MEM_LOCATION_TYPE_DEVICE) name.gpu = state.own().gpus[name.device];
+    auto path = settings().state_file + k_name + std::to_string(name.type) + '-' +
+                std::to_string(name.device) + '-' + std::to_string(name.gpu) + "-XXXXXX";
+    UniqueFd file(settings().state_file.empty() ? ::memfd_create(path.c_str(), MFD_CLOEXEC)
+                                                : ::mkostemp(path.data(), O_CLOEXEC));
+    if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0 ||
+        !take_lock(file.get(), Holder::exporter))
         return {};
-    test::DescriptorMessage message;
-    if (::recvmsg(descriptor, &message.header, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != 1) return {};
-    return message.received();
+    state.shares_memory() = true;
+    return file;
+}
+
+UniqueFd hold(int descriptor, Holder holder) {
+    const auto link = "/proc/self/fd/" + std::to_string(descriptor);
+    UniqueFd file(::open(link.c_str(), O_RDWR | O_CLOEXEC));
+    return file && take_lock(file.get(), holder) ? std::move(file) : UniqueFd();
 }
 
 std::vector<SharedMemory> shared_memory() {
-    auto& state = SharedState::instance();
-    if (!state.shares_memory()) return {};
-    struct Found {
-        SharedMemory memory;
-        bool is_held = false, is_counted = false;
-    };
-    std::map<std::uint64_t, Found> found; // by inode
-    const auto own_prefix = '@' + std::string(k_prefix) + machine() + '/';
-    std::ifstream list("/proc/net/unix");
-    for (std::string line; std::getline(list, line);) {
-        Share share;
-        if (!parse(line, own_prefix, share)) continue;
-        auto& [memory, is_held, is_counted] = found[share.inode];
-        memory.gpu = share.gpu;
-        memory.bytes = share.bytes;
-        if (share.holder == static_cast<char>(Holder::descriptor)) {
-            is_held = true;
-            continue;
-        }
-        // What a checkpointed process has takes nothing; a child that was forked keeps its parent's sockets.
-        const auto* const process = state.find(share.process);
-        if (!process || process->state == CU_PROCESS_STATE_CHECKPOINTED) continue;
-        is_held = true;
-        if (share.holder == static_cast<char>(Holder::exporter))
-            is_counted = true;
-        else if (memory.importer == 0)
-            memory.importer = share.process;
-    }
     std::vector<SharedMemory> result;
-    for (const auto& [inode, share] : found)
-        if (share.is_held && !share.is_counted) result.push_back(share.memory);
+    auto& state = SharedState::instance();
+    if (!state.shares_memory()) return result;
+    const std::filesystem::path own(settings().state_file);
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(own.parent_path(), error)) {
+        const auto path = entry.path().string();
+        const auto name = path.starts_with(own.string() + k_name) ? SharedName::parse(path) : std::nullopt;
+        const UniqueFd file(name ? ::open(path.c_str(), O_RDWR | O_CLOEXEC) : -1);
+        struct stat status {};
+        if (!file || ::fstat(file.get(), &status) != 0) continue;
+        SharedMemory memory{name->gpu, static_cast<std::uint64_t>(status.st_size)};
+        bool is_held = is_locked(file.get(), k_locks);
+        bool is_kept = is_held;
+        bool is_counted = false;
+        for (const auto& process : state.processes()) {
+            const bool is_exporter = is_locked(file.get(), lock_of(Holder::exporter, process));
+            const bool is_importer = is_locked(file.get(), lock_of(Holder::importer, process));
+            is_kept |= is_exporter || is_importer;
+            // What a checkpointed process has takes nothing; a forked child keeps its parent's files.
+            if (!state.is_alive(process) || process.state == CU_PROCESS_STATE_CHECKPOINTED) continue;
+            is_counted |= is_exporter;
+            if (is_importer && memory.importer == 0) memory.importer = process.pid;
+            is_held |= is_exporter || is_importer;
+        }
+        if (!is_kept) ::unlink(path.c_str());
+        if (is_held && !is_counted) result.push_back(memory);
+    }
     return result;
 }
 

@@ -9,23 +9,35 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace gpu_sleep::sim {
 
-enum class Holder : char {
-    descriptor = 'd', ///< in whichever process, or on its way in a socket
-    exporter = 'e',   ///< a handle or a mapping of the process that created the memory, which counts it
-    importer = 'i',   ///< the same of a process that imported it
+enum class Holder {
+    descriptor, ///< in whichever process, or on its way in a socket
+    exporter,   ///< a handle or a mapping of the process that created the memory, which counts it
+    importer,   ///< the same of a process that imported it
 };
 
-/// A socket that holds shared memory until the last of its descriptors is closed, and leads to `file`, where
-/// the memory lies. Its name says so to every process, in /proc/net/unix. Two of them are two files, which
-/// F_DUPFD_QUERY and kcmp tell apart. Empty if the host refuses.
-[[nodiscard]] UniqueFd make_share(int file, int device, Holder holder);
+/// What the name of a file of shared memory says.
+struct SharedName {
+    int type = 0; ///< a CUmemLocationType
+    int device = 0;
+    int gpu = 0; ///< which it was at its exporter
+    [[nodiscard]] static std::optional<SharedName> parse(const std::string& path);
+    /// Nothing for the descriptor of another file.
+    [[nodiscard]] static std::optional<SharedName> of(int descriptor);
+};
 
-/// The file that a descriptor of make_share() leads to; empty for any other.
-[[nodiscard]] UniqueFd file_of_share(int descriptor);
+/// A new file of shared memory, which has a name if the processes share a state file. Its descriptor holds it
+/// as the exporter. Empty if the host refuses.
+[[nodiscard]] UniqueFd make_shared(SharedName name, std::uint64_t bytes);
+
+/// The file of that descriptor, opened anew: it holds the memory as `holder` until the last copy of it is
+/// closed. Empty if the host refuses.
+[[nodiscard]] UniqueFd hold(int descriptor, Holder holder);
 
 /// Memory in use that no exporter counts.
 struct SharedMemory {
