@@ -228,7 +228,8 @@ void leave_tickets() {
         const pid_t owner = ::fcntl(number, F_GETOWN);
         if (owner <= 0) continue;
         const auto lock = lock_at(number);
-        const UniqueFd ticket(lock ? ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC) : -1);
+        if (!lock) continue;
+        const auto ticket = opened([&] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
         const int flags = ::fcntl(number, F_GETFD);
         if (flags < 0 || !ticket || !mark(ticket.get(), owner, *lock)) continue;
         ::dup3(ticket.get(), number, (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0);
