@@ -2,7 +2,8 @@
 // Copyright the gpu-sleep authors.
 // Memory that a program exports by descriptors. Its agent marks each with the process's id, and with a lock
 // that stands until the last copy is closed, wherever that is. The memory sleeps with all who have it once no
-// descriptor is left: those that the program keeps become tickets, marked alike, by which it is imported.
+// descriptor is left; where the program keeps one, a ticket lies in its place meanwhile, which is marked
+// alike.
 
 #include "intercepted/sharing.hpp"
 
@@ -17,11 +18,14 @@
 #include <array>
 #include <charconv>
 #include <cstdio>
+#include <functional>
 #include <set>
+#include <utility>
 
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
+constexpr Milliseconds k_moment{1'000}; // the program waits, and others may be stopped
 constexpr std::uint64_t k_lock_bits = (std::uint64_t{1} << 62) - 1; // all are positive
 constexpr std::uint64_t k_number_bits = (std::uint64_t{1} << 32) - 1;
 
@@ -40,7 +44,7 @@ bool mark(int descriptor, pid_t owner, off_t lock) noexcept {
 /// Where a descriptor is locked that mark() has marked. Source: proc_pid_fdinfo(5). Errors: not_owned (none
 /// has); io_failed.
 Result<off_t> lock_at(int descriptor) {
-    const auto info = read_small_file(fmt::format("/proc/self/fdinfo/{}", descriptor));
+    const auto info = read_small_file(fmt::format("/proc/thread-self/fdinfo/{}", descriptor));
     if (!info) return make_error(ErrorCode::io_failed, "its locks are not known");
     std::string_view rest = *info;
     while (const auto line = take_line(rest)) {
@@ -83,10 +87,15 @@ std::optional<std::vector<int>> numbers_in(const std::string& path) {
     return numbers;
 }
 
-/// Where the descriptor's file can be opened anew.
+/// By the thread: the links of a process whose first thread has ended cannot be read.
+std::string link_of(int descriptor) {
+    return fmt::format("/proc/thread-self/fd/{}", descriptor);
+}
+
+/// Where the descriptor's file can be opened anew; empty if that is not known.
 std::string path_of(int descriptor) {
     std::array<char, 4096> path{};
-    const auto link = fmt::format("/proc/self/fd/{}", descriptor);
+    const auto link = link_of(descriptor);
     return ::readlink(link.c_str(), path.data(), path.size() - 1) > 0 ? path.data() : std::string();
 }
 
@@ -94,19 +103,25 @@ std::string path_of(int descriptor) {
 bool is_left(const Export& each) {
     const auto lock = lock_of(each.number);
     const LockedFile file(UniqueFd(open_file(AT_FDCWD, each.path.c_str(), O_RDWR | O_CLOEXEC)));
-    return !lock || !file || file.find_lock(LockedFile::Holder::descriptor, *lock, 1);
+    return !lock || !file || file.identity() != each.file ||
+           file.find_lock(LockedFile::Holder::descriptor, *lock, 1);
 }
 
-/// Whether the process may have imported memory, and nobody has said so. Those that agents have started have
-/// none, nor has a child of who has an agent: CUDA works in it with an agent of its own, or not at all.
+/// Whether the process may have imported memory, and nobody has said so. The commands do not, nor what agents
+/// start; nor a child of who has an agent: CUDA works in it with an agent of its own, or not at all.
 bool may_have_imported(pid_t pid) {
     constexpr unsigned k_forked = 0x40; // and runs no other program: PF_FORKNOEXEC
+    const auto start_time = start_time_of(pid);
+    if (!start_time && start_time.error().code == ErrorCode::no_process) return false;
+    model::SharedMemoryRequest asked;
+    asked.question = model::SharingQuestion::tells;
     for (;;) {
         const auto path = fmt::format("/proc/{}/", pid);
-        const auto name = read_small_file(path + "comm");
-        const auto start_time = start_time_of(pid);
-        if (!name || !start_time || name->starts_with("gpu-sleep")) return false;
-        if (pid == ::getpid() || server::has_agent({pid, *start_time})) return false;
+        const auto name = read_small_file(path + "comm").value_or("");
+        if (name == "gpu-sleep\n" || name == "gpu-sleep-outsi\n" || pid == ::getpid()) return false;
+        const auto its_start = start_time_of(pid);
+        if (its_start && server::ask_for_memory({pid, *its_start}, asked, Clock::now() + k_moment))
+            return false;
         const auto stat = read_small_file(path + "stat").value_or("");
         const auto name_end = stat.rfind(") ");
         unsigned flags = 0;
@@ -144,46 +159,103 @@ struct Found {
     Handle* handle = nullptr;
     Export* its = nullptr;
 };
-Found find_export(Handles& all, std::uint64_t lock) GPU_SLEEP_REQUIRES(all.mutex) {
+Found find_export(Handles& all, off_t lock) GPU_SLEEP_REQUIRES(all.mutex) {
     for (auto& [number, handle] : all.handles)
         for (auto& each : handle.exports)
-            if (const auto its = lock_of(each.number); its && static_cast<std::uint64_t>(*its) == lock)
-                return {&handle, &each};
+            if (lock_of(each.number) == lock) return {&handle, &each};
     return {};
+}
+
+/// Of what the program exports, and may be left.
+struct Exported {
+    std::uint64_t handle = 0;
+    Export its;
+};
+std::vector<Exported> exports_of(const std::set<std::uint64_t>& handles) {
+    std::vector<Exported> found;
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    for (const auto& [number, handle] : all.handles)
+        for (const auto& each : handle.exports)
+            if (handles.contains(number) && !each.is_gone) found.push_back({number, each});
+    return found;
+}
+
+/// Puts `by` in the place of a descriptor of the program that `is_it`, which is asked just before. Between
+/// the two calls the program may have closed it and opened another: no call of the kernel replaces one file
+/// alone.
+bool replace(int number, int by, const std::function<bool()>& is_it) {
+    const int flags = ::fcntl(number, F_GETFD);
+    return flags >= 0 && is_it() && ::dup3(by, number, (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0) == number;
+}
+
+/// Puts tickets in the place of the descriptors that this process keeps of the handles' memory.
+void leave_tickets(const std::set<std::uint64_t>& handles) {
+    const auto numbers = numbers_in("/proc/self/fd");
+    if (!numbers) return;
+    for (const int number : *numbers) {
+        const auto is_own = [=] { return ::fcntl(number, F_GETOWN) == ::getpid(); };
+        const auto lock = is_own() ? lock_at(number) : Result<off_t>(Error());
+        if (!lock) continue;
+        const auto ticket = opened([] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
+        const auto file = FileIdentity::of(ticket.get());
+        if (!file || !mark(ticket.get(), ::getpid(), *lock)) continue;
+        auto& all = books().handles;
+        const MutexLock mutex(all.mutex);
+        const auto [handle, found] = find_export(all, *lock);
+        if (!found || !found->was_opened || !handles.contains(handle->number)) continue;
+        found->tickets.push_back({number, *file});
+        if (!replace(number, ticket.get(), is_own)) found->tickets.pop_back();
+    }
 }
 
 } // namespace
 
 bool note_export(Handles& all, Handle& handle, int descriptor) {
-    Export made{++all.next, path_of(descriptor)};
+    const auto file = FileIdentity::of(descriptor);
+    Export made{++all.next, path_of(descriptor), file.value_or(FileIdentity())};
     const auto lock = lock_of(made.number);
-    if (!lock || !mark(descriptor, ::getpid(), *lock)) return false;
+    if (!file || made.path.empty() || !lock || !mark(descriptor, ::getpid(), *lock)) return false;
     handle.exports.push_back(std::move(made));
     return true;
 }
 
 Result<PassingImport> recognise(int descriptor) {
+    const off_t lock = GPU_SLEEP_TRY(lock_at(descriptor));
+    const pid_t pid = ::fcntl(descriptor, F_GETOWN);
+    const auto none = [] {
+        return make_error(ErrorCode::not_owned, "its process has ended, or cannot be seen");
+    };
+    if (pid <= 0) return none();
+    const ProcessIdentity owner{pid, GPU_SLEEP_TRY(start_time_of(pid))};
+    if (pid == ::getpid()) {
+        auto& all = books().handles;
+        const MutexLock mutex(all.mutex);
+        const auto* const handle = find_export(all, lock).handle;
+        return handle ? Result<PassingImport>({owner, {.allocation = handle->number}}) : none();
+    }
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::exported;
-    asked.address = static_cast<std::uint64_t>(GPU_SLEEP_TRY(lock_at(descriptor)));
-    const pid_t pid = ::fcntl(descriptor, F_GETOWN);
-    if (pid <= 0) return make_error(ErrorCode::not_owned, "its process has ended, or cannot be seen");
-    const ProcessIdentity owner{pid, GPU_SLEEP_TRY(start_time_of(pid))};
-    const auto said = pid == ::getpid() ? answer_of_exports(asked)
-                                        : server::ask_for_memory(owner, asked, Clock::now() + k_patience);
-    if (!said) return said.error();
+    asked.address = static_cast<std::uint64_t>(lock);
+    const auto said = GPU_SLEEP_TRY(server::ask_for_memory(owner, asked, Clock::now() + k_patience));
     return PassingImport{
-        owner, {.secret = said->what.secret, .address = said->what.number, .allocation = said->what.number}};
+        owner, {.secret = said.what.secret, .address = said.what.number, .allocation = said.what.number}};
 }
 
 bool note_unseen_import(int descriptor) {
     const auto lock = lock_at(descriptor);
-    if (!lock) return lock.error().code == ErrorCode::not_owned;
-    UniqueFd file(open_file(AT_FDCWD, path_of(descriptor).c_str(), O_RDWR | O_CLOEXEC));
-    if (!file || !share_byte(file.get(), *lock)) return false;
+    if (!lock) return lock.error().code == ErrorCode::not_owned || ::fcntl(descriptor, F_GETOWN) == 0;
     auto& all = books().handles;
     const MutexLock mutex(all.mutex);
-    all.unseen_imports.emplace_back(std::move(file));
+    const auto file = FileIdentity::of(descriptor);
+    for (const auto& each : all.unseen_imports)
+        if (each.is_held() && each.identity() == file && share_byte(each.get(), *lock)) return true;
+    UniqueFd made(open_file(AT_FDCWD, link_of(descriptor).c_str(), O_RDWR | O_CLOEXEC));
+    // Where it cannot be opened, a copy stands for the lock, and keeps the memory as well.
+    if (!made || !share_byte(made.get(), *lock))
+        made.reset(::fcntl(descriptor, F_DUPFD_CLOEXEC, k_first_own_number));
+    if (!made) return false;
+    all.unseen_imports.emplace_back(std::move(made));
     return true;
 }
 
@@ -191,7 +263,7 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
     const auto words = secret();
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    const auto [handle, found] = find_export(all, request.address);
+    const auto [handle, found] = find_export(all, static_cast<off_t>(request.address));
     if (!found || !words) return make_error(ErrorCode::not_owned, "there is no such export");
     const bool is_in_ledger =
         std::ranges::any_of(handle->mappings, [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
@@ -221,49 +293,52 @@ bool can_go(const model::SharedMemoryRequest& asked) {
     });
 }
 
-void leave_tickets() {
-    const auto numbers = numbers_in("/proc/self/fd");
-    if (!numbers) return;
-    for (const int number : *numbers) {
-        const pid_t owner = ::fcntl(number, F_GETOWN);
-        if (owner <= 0) continue;
-        const auto lock = lock_at(number);
-        if (!lock) continue;
-        const auto ticket = opened([&] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
-        const int flags = ::fcntl(number, F_GETFD);
-        if (flags < 0 || !ticket || !mark(ticket.get(), owner, *lock)) continue;
-        ::dup3(ticket.get(), number, (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0);
+std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handles) {
+    const auto exports = exports_of(handles);
+    const auto may_be_left = [](const Exported& each) { return !each.its.was_opened || is_left(each.its); };
+    if (std::ranges::any_of(exports, may_be_left)) leave_tickets(handles);
+    std::set<std::uint64_t> elsewhere;
+    std::set<std::string> paths;
+    for (const auto& each : exports) {
+        paths.insert(each.its.path);
+        if (may_be_left(each)) elsewhere.insert(each.handle);
     }
+    if (!exports.empty() && elsewhere.size() < handles.size() && is_used_unseen(paths)) return handles;
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    for (const auto& each : exports) {
+        const auto handle = all.handles.find(each.handle);
+        if (elsewhere.contains(each.handle) || handle == all.handles.end()) continue;
+        auto& its = handle->second.exports;
+        const auto gone = std::ranges::find(its, each.its.number, &Export::number);
+        gone->is_gone = true;
+        if (gone->tickets.empty()) its.erase(gone);
+    }
+    return elsewhere;
 }
 
-std::set<std::uint64_t> exported_elsewhere() {
-    std::set<std::uint64_t> elsewhere; // handles
-    std::set<std::uint64_t> others;
-    std::set<std::uint64_t> gone; // exports
-    std::set<std::string> paths;
-    auto& all = books().handles;
-    {
-        const MutexLock lock(all.mutex);
+void put_descriptors_back(const LockedMemory& locked) noexcept {
+    const auto with = memory();
+    if (!with) return;
+    ignoring_errors([&] {
+        auto& all = books().handles;
+        const MutexLock mutex(all.mutex);
         for (auto& [number, handle] : all.handles) {
-            for (const auto& each : handle.exports) {
-                if (each.path.empty()) continue;
-                paths.insert(each.path);
-                const bool is_gone = each.was_opened && !is_left(each);
-                (is_gone ? others : elsewhere).insert(number);
-                if (is_gone) gone.insert(each.number);
+            for (auto& each : handle.exports) {
+                const auto real = each.tickets.empty() ? std::nullopt : real_handle(locked, all, handle);
+                if (!real) continue; // it sleeps
+                for (const auto& ticket : std::exchange(each.tickets, {})) {
+                    const auto is_it = [&] { return FileIdentity::of(ticket.number) == ticket.file; };
+                    const auto lock = lock_of(each.number);
+                    const auto again = is_it() ? driver::export_memory(with->api(), *real) : Error();
+                    if (!again || !lock || !mark(again->get(), ::getpid(), *lock)) continue;
+                    each.path = path_of(again->get());
+                    each.file = FileIdentity::of(again->get()).value_or(FileIdentity());
+                    if (replace(ticket.number, again->get(), is_it)) each.is_gone = false;
+                }
             }
         }
-    }
-    if (gone.empty()) return elsewhere;
-    if (is_used_unseen(paths)) {
-        elsewhere.merge(others);
-        return elsewhere;
-    }
-    const MutexLock lock(all.mutex);
-    for (auto& [number, handle] : all.handles)
-        for (auto& each : handle.exports)
-            if (gone.contains(each.number)) each.path.clear();
-    return elsewhere;
+    });
 }
 
 void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {

@@ -68,8 +68,6 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
                                                                const model::SleepRequest& request,
                                                                Clock::time_point deadline,
                                                                const std::function<bool()>& keep_going);
-/// Replaces the descriptors that the program keeps of such memory, for they would keep it on the GPU.
-void leave_tickets();
 /// What is awake stays from now on, and others get it; with a `waking` party, that alone, and what this wake
 /// has mapped, too, unless it is spoiled.
 void settle_shared(

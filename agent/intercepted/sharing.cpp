@@ -5,6 +5,8 @@
 
 #include "intercepted/sharing.hpp"
 
+#include "base/files.hpp"
+#include "common/interception.hpp"
 #include "intercepted/memory.hpp"
 
 #include <fcntl.h>
@@ -12,6 +14,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
 #include <set>
 #include <thread>
 
@@ -53,17 +58,26 @@ Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model
 bool has_ended(const ProcessIdentity& process) {
     const auto start_time = start_time_of(process.pid);
     if (!start_time) return start_time.error().code == ErrorCode::no_process;
-    const char state = state_of(process.pid);
-    return *start_time != process.start_time || state == 'Z' || state == 'X';
+    if (*start_time != process.start_time) return true;
+    const auto stat = read_small_file(fmt::format("/proc/{}/stat", process.pid)).value_or("");
+    const auto name_end = stat.rfind(") ");
+    char state = '?';
+    int threads = 0; // it lives on when its first thread has ended
+    return name_end != std::string::npos &&
+           std::sscanf(stat.c_str() + name_end,
+                       ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &state,
+                       &threads) == 2 &&
+           (state == 'Z' || state == 'X') && threads <= 1;
 }
 
 namespace {
 
 constexpr Milliseconds k_between_questions{2};
 
-std::optional<std::uint64_t> epoch_of(const HeldFile& epochs) {
+std::optional<std::uint64_t> epoch_of(const HeldFile* epochs) {
     std::uint64_t epoch = 0;
-    const bool is_read = epochs.is_held() && ::pread(epochs.get(), &epoch, sizeof epoch, 0) == sizeof epoch;
+    const bool is_read =
+        epochs && epochs->is_held() && ::pread(epochs->get(), &epoch, sizeof epoch, 0) == sizeof epoch;
     return is_read ? std::optional(epoch) : std::nullopt;
 }
 
@@ -78,12 +92,12 @@ void for_each_import(LockedMemory& locked, const Use& use) {
 /// Who has it, and does not go along; the pid is 0 if that cannot be told. Who does not answer is not asked
 /// again.
 std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked,
-                                std::vector<ProcessIdentity>& silent) {
+                                server::Agents& agents, std::vector<ProcessIdentity>& silent) {
     asked.question = model::SharingQuestion::goes_along;
     for (const auto& importer : range.importers) {
         if (importer.pid != 0 && has_ended(importer)) continue;
         if (std::ranges::find(silent, importer) != silent.end()) return importer.pid;
-        const auto goes = server::ask_for_memory(importer, asked, Clock::now() + k_patience);
+        const auto goes = agents.ask(importer, asked, Clock::now() + k_patience);
         if (goes || goes.error().code == ErrorCode::not_owned) continue;
         if (goes.error().code != ErrorCode::refused) silent.push_back(importer);
         return importer.pid;
@@ -96,7 +110,7 @@ std::string stays_with(Bytes bytes, pid_t other) {
         return fmt::format("{} stay on the GPU: a descriptor of them is open, or on its way, or with a "
                            "process that has no agent",
                            format_bytes(bytes));
-    return fmt::format("{} stay on the GPU: shared with process {}, which does not sleep with this one",
+    return fmt::format("{} stay on the GPU: shared with process {}, which keeps them there",
                        format_bytes(bytes), other);
 }
 
@@ -106,26 +120,29 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     auto& shared = memory.shared_ranges();
     const auto words = secret().value_or(std::array<std::uint64_t, 2>{});
     const auto ranges = shared.begin_deciding();
-    std::optional<std::set<std::uint64_t>> elsewhere; // what descriptors lead to
+    server::Agents agents;
     std::vector<ProcessIdentity> silent;
     std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
+    std::set<std::uint64_t> by_descriptor;
     const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
         return address - range.offset;
     };
+    const auto stay = [&](CUdeviceptr address, const SharedRanges::Range& range, pid_t other) {
+        staying.insert(range_of(address, range));
+        stays.push_back(stays_with(range.bytes, other));
+    };
     for (const auto& [address, range] : ranges) {
         if (staying.contains(range_of(address, range))) continue;
-        auto other = in_the_way(
+        const auto other = in_the_way(
             range,
             {.secret = words, .address = address, .allocation = range.allocation, .party = request.party},
-            silent);
-        if (!other && range.by_descriptor) {
-            if (!elsewhere) elsewhere = exported_elsewhere();
-            if (elsewhere->contains(address)) other = 0;
-        }
-        if (!other) continue;
-        staying.insert(range_of(address, range));
-        stays.push_back(stays_with(range.bytes, *other));
+            agents, silent);
+        if (other)
+            stay(address, range, *other);
+        else if (range.by_descriptor)
+            by_descriptor.insert(address);
     }
+    for (const auto number : exported_elsewhere(by_descriptor)) stay(number, ranges.at(number), 0);
     std::set<driver::DeviceAddress> going;
     memory.with_lock([&](LockedMemory& locked) {
         for (const auto& [address, range] : ranges) {
@@ -160,14 +177,14 @@ std::vector<Opening> openings(LockedMemory& locked, bool are_asleep) {
 }
 
 /// Asks the owner until it is decided there. Errors: those of server::ask_for_memory(); timed_out, cancelled.
-Result<server::SharedMemory> ask_until_decided(const Opening& opening, std::uint64_t party,
-                                               Clock::time_point deadline,
+Result<server::SharedMemory> ask_until_decided(server::Agents& agents, const Opening& opening,
+                                               std::uint64_t party, Clock::time_point deadline,
                                                const std::function<bool()>& keep_going) {
     auto asked = opening.asked;
     asked.question = model::SharingQuestion::goes_down;
     asked.party = party;
     for (;;) {
-        auto said = server::ask_for_memory(opening.from, asked, Clock::now() + k_patience);
+        auto said = agents.ask(opening.from, asked, Clock::now() + k_patience);
         if (said || said.error().code != ErrorCode::timed_out || Clock::now() >= deadline) return said;
         if (!keep_going()) return make_error(ErrorCode::cancelled, "the request was withdrawn");
         std::this_thread::sleep_for(k_between_questions);
@@ -178,8 +195,10 @@ Result<server::SharedMemory> ask_until_decided(const Opening& opening, std::uint
 /// known to stay, it has to go, or nothing does.
 Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vector<std::string>& stays,
                            Clock::time_point deadline, const std::function<bool()>& keep_going) {
+    server::Agents agents;
+    std::map<pid_t, std::shared_ptr<HeldFile>> epochs; // one file for all that an owner has
     for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, false); })) {
-        auto said = ask_until_decided(each, party, deadline, keep_going);
+        auto said = ask_until_decided(agents, each, party, deadline, keep_going);
         const auto code = said ? ErrorCode::internal : said.error().code;
         if (code == ErrorCode::refused || code == ErrorCode::not_owned || (!said && has_ended(each.from))) {
             stays.push_back(stays_with(each.bytes, each.from.pid));
@@ -190,8 +209,10 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
         memory.with_lock([&](LockedMemory& locked) {
             for_each_import(locked, [&](Import& import, ledger::Backing& backing) {
                 if (backing.address != each.place) return;
-                import.epochs = HeldFile(std::move(said->memory));
-                const auto epoch = epoch_of(import.epochs);
+                auto& of_owner = epochs[each.from.pid];
+                if (!of_owner) of_owner = std::make_shared<HeldFile>(std::move(said->memory));
+                import.epochs = of_owner;
+                const auto epoch = epoch_of(of_owner.get());
                 is_ready = epoch && backing.stay_reason == k_of_another_process;
                 import.epoch = epoch.value_or(0);
                 if (is_ready) backing.stay_reason = nullptr;
@@ -232,6 +253,8 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
         return is_here ? server::SharedMemory() : Result<server::SharedMemory>(none());
     }
     if (request.question == Question::exported) return answer_of_exports(request);
+    if (request.question == Question::tells)
+        return intercepts() ? server::SharedMemory() : Result<server::SharedMemory>(none());
     if (request.question == Question::has_passed) {
         auto passed = ranges.has_passed(request.party);
         if (!passed) return std::move(passed).error();
@@ -326,6 +349,7 @@ void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t wa
             backing.stay_reason = k_of_another_process;
         import.stays = backing.stay_reason && backing.stay_reason != k_of_another_process;
     });
+    put_descriptors_back(locked);
 }
 
 std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
@@ -338,7 +362,7 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
             for_each_import(locked, [&](const Import& import, ledger::Backing& backing) {
                 if (backing.address != each.place || !backing.is_asleep()) return;
                 backing.imported = false;
-                if (epoch_of(import.epochs) == import.epoch) return;
+                if (epoch_of(import.epochs.get()) == import.epoch) return;
                 notes.push_back(
                     fmt::format("{} are zero: process {}, which shared them, woke without this one "
                                 "and gave them up",
@@ -354,6 +378,7 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
 Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
                            const model::WakeRequest& request, Clock::time_point deadline,
                            const std::function<bool()>& keep_going) {
+    server::Agents agents;
     for (auto* const backing : wanted) {
         std::optional<Opening> of; // closed meanwhile: it stays asleep
         {
@@ -370,7 +395,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
         of->asked.question =
             request.with_sharers ? model::SharingQuestion::wake : model::SharingQuestion::memory;
         for (;;) {
-            auto shared = server::ask_for_memory(of->from, of->asked, Clock::now() + k_patience);
+            auto shared = agents.ask(of->from, of->asked, Clock::now() + k_patience);
             if (shared) {
                 auto memory = import_memory(api, shared->memory);
                 if (!memory) return std::move(memory).error();

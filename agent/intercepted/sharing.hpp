@@ -61,7 +61,14 @@ void end_import_at(CUdeviceptr address) noexcept;
 [[nodiscard]] bool can_go(const model::SharedMemoryRequest& asked);
 /// What its agent says of an export of this process: see model::SharingQuestion. Errors: not_owned.
 [[nodiscard]] Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest& request);
-/// The handles of which a descriptor may be left anywhere, or of which one may have been imported unseen.
-[[nodiscard]] std::set<std::uint64_t> exported_elsewhere();
+/// Those of the handles of which a descriptor may be left anywhere, or may have been imported unseen. Tickets
+/// lie in the place of those that this process keeps afterwards.
+[[nodiscard]] std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handles);
+/// Puts descriptors in the place of the tickets for all that is awake.
+void put_descriptors_back(const LockedMemory& locked) noexcept;
+/// The driver's handle; nothing when its memory sleeps.
+[[nodiscard]] std::optional<CUmemGenericAllocationHandle>
+real_handle(const LockedMemory& memory, const Handles& all, const Handle& handle)
+    GPU_SLEEP_REQUIRES(all.mutex);
 
 } // namespace gpu_sleep::agent::intercepted

@@ -55,16 +55,6 @@ bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vecto
     });
 }
 
-/// The driver's handle; nothing when its memory sleeps.
-std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handles& all,
-                                                        const Handle& handle) GPU_SLEEP_REQUIRES(all.mutex) {
-    for (const auto at : handle.mappings) {
-        const auto* const backing = all.mappings.at(at).in_ledger ? memory.ledger().find(at) : nullptr;
-        if (backing) return backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
-    }
-    return handle.real;
-}
-
 /// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again. From then on
 /// nobody asks here who has it, too: exported, it stays for good.
 void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping) {
@@ -194,6 +184,15 @@ std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, By
 
 } // namespace
 
+std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handles& all,
+                                                        const Handle& handle) GPU_SLEEP_REQUIRES(all.mutex) {
+    for (const auto at : handle.mappings) {
+        const auto* const backing = all.mappings.at(at).in_ledger ? memory.ledger().find(at) : nullptr;
+        if (backing) return backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
+    }
+    return handle.real;
+}
+
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
@@ -218,17 +217,17 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
 }
 
 Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept {
-    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+    const auto give_up = [=]() -> Answer {
+        if (note_unseen_import(descriptor)) return std::nullopt;
+        log::warning("memory that came by descriptor {} cannot be opened: too few descriptors", descriptor);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    };
+    return answered([&]() -> Answer {
+        const auto with = intercepted::memory();
         if (!handle) return std::nullopt;
-        const auto give_up = [&]() -> Answer {
-            if (note_unseen_import(descriptor)) return std::nullopt;
-            log::warning("memory that came by descriptor {} cannot be opened: too few descriptors",
-                         descriptor);
-            return CUDA_ERROR_OPERATING_SYSTEM;
-        };
-        const auto recognised = recognise(descriptor);
-        if (!recognised) return give_up();
-        const auto* const import = &*recognised;
+        const auto import = with ? recognise(descriptor) : Result<PassingImport>(Error());
+        if (!import) return give_up();
+        auto& memory = *with;
         auto& all = books().handles;
         if (import->from.pid == ::getpid()) {
             const MutexLock lock(all.mutex);
@@ -239,10 +238,7 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
             return CUDA_SUCCESS;
         }
         const Passing passing(*import);
-        auto shared = ask_until_awake(import->from, import->asked);
-        // Another way into it while its owner has it would be one that nobody knows of.
-        while (!shared && shared.error().code != ErrorCode::not_owned && !has_ended(import->from))
-            shared = ask_until_awake(import->from, import->asked);
+        const auto shared = ask_until_awake(import->from, import->asked);
         if (!shared) return give_up();
         auto made = make_entry<std::map<std::uint64_t, Handle>>();
         auto& mine = made.mapped();

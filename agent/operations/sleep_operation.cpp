@@ -178,8 +178,6 @@ public:
     Result<void> drain() { return holds_work() ? leave_in_place(quiesce_.drain()) : Result<void>(); }
     Result<void> await_others() {
         if (!holds_work()) return {};
-        if (may_agree() && intercepted::shares_any(memory))
-            ignoring_errors([] { intercepted::leave_tickets(); }); // what is left keeps the memory
         GPU_SLEEP_TRY(leave_in_place(quiesce_.await_others()));
         if (sleeps_ && intercepts() && !pauses()) intercepted::trim();
         report.times.drain = seconds_since(quiet_since_);

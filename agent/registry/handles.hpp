@@ -13,6 +13,7 @@
 #include <array>
 #include <bit>
 #include <list>
+#include <memory>
 
 namespace gpu_sleep::agent::registry {
 
@@ -27,8 +28,16 @@ struct PassingImport {
 /// A descriptor by which the program gave the memory of a handle to others.
 struct Export {
     std::uint64_t number = 0;
-    std::string path;        ///< where its file can be opened anew; empty once no descriptor is left for good
-    bool was_opened = false; ///< by a process whose agent has said so
+    std::string path;        ///< where its file can be opened anew
+    FileIdentity file;       ///< of a device: all have it in common
+    bool was_opened = false; ///< by another process, whose agent has said so
+    bool is_gone = false;    ///< no descriptor is left, nor can there be one but its tickets
+    /// What lies in place of a descriptor of the program while the memory sleeps.
+    struct Ticket {
+        int number = -1; ///< of the descriptor
+        FileIdentity file;
+    };
+    std::vector<Ticket> tickets{};
 };
 
 struct Mapping {
@@ -92,7 +101,7 @@ struct Handles {
     std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
-    /// Each holds a lock, so that the memory stays which was imported here and nobody was told of.
+    /// They hold locks, so that the memory stays which was imported here and nobody was told of.
     std::vector<HeldFile> unseen_imports GPU_SLEEP_GUARDED_BY(mutex);
 };
 
@@ -108,7 +117,7 @@ struct Import {
     bool is_asleep = false;
     bool stays = false;                 ///< for another reason than that others have it
     std::list<PassingImport> closing{}; ///< itself, for Imports::passing
-    HeldFile epochs{};                  ///< asleep: of the owner, see SharedRanges::goes_down()
+    std::shared_ptr<HeldFile> epochs{}; ///< asleep: the owner's, see SharedRanges::goes_down()
     std::uint64_t epoch = 0;            ///< that it says while the contents kept here are the owner's
 };
 

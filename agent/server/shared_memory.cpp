@@ -9,6 +9,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace gpu_sleep::agent::server {
@@ -34,7 +35,8 @@ Result<void> wait_for(int socket, Clock::time_point deadline) {
 Result<UniqueFd> connect_at(const std::string& path, const ProcessIdentity& process) {
     const auto address = unix_address(path);
     if (!address) return UniqueFd();
-    auto socket = opened([&] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); });
+    // It does not wait for an agent that is stopped.
+    auto socket = opened([&] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); });
     if (!socket) return errno_error(ErrorCode::io_failed, errno, "socket", path);
     if (connect_unix(socket.get(), *address) != 0) return UniqueFd();
     const auto peer = peer_of(socket.get());
@@ -94,33 +96,51 @@ Result<void> receive(int socket, protocol::FrameReader& reader, UniqueFd& memory
     return {};
 }
 
-} // namespace
-
-bool has_agent(const ProcessIdentity& process) {
-    return connect_to(process).has_value();
-}
-
-Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::SharedMemoryRequest& request,
-                                    Clock::time_point deadline) {
-    const auto socket = GPU_SLEEP_TRY(connect_to(process));
+/// What the other agent said; it can be asked again.
+struct Answer {
+    Result<SharedMemory> reply;
+};
+Result<Answer> ask_by(int socket, const model::SharedMemoryRequest& request, Clock::time_point deadline) {
     const auto bytes = GPU_SLEEP_TRY(protocol::encode(protocol::Request(request)));
-    GPU_SLEEP_TRY(send(socket.get(), bytes));
+    GPU_SLEEP_TRY(send(socket, bytes));
     protocol::FrameReader reader;
     SharedMemory answer;
     for (;;) {
-        GPU_SLEEP_TRY(wait_for(socket.get(), deadline));
-        GPU_SLEEP_TRY(receive(socket.get(), reader, answer.memory));
+        GPU_SLEEP_TRY(wait_for(socket, deadline));
+        GPU_SLEEP_TRY(receive(socket, reader, answer.memory));
         const auto frame = GPU_SLEEP_TRY(reader.next());
         if (!frame) continue;
         auto reply = GPU_SLEEP_TRY(protocol::decode_reply(*frame));
-        if (auto* failure = std::get_if<model::Failure>(&reply)) return std::move(failure->error);
+        if (auto* failure = std::get_if<model::Failure>(&reply)) return Answer{std::move(failure->error)};
         const auto* shared = std::get_if<model::SharedMemory>(&reply);
         const bool wants_memory = request.question <= model::SharingQuestion::wake;
         if (!shared || (wants_memory && !answer.memory))
             return make_error(ErrorCode::protocol_mismatch, "the other process sent no memory");
         answer.what = *shared;
-        return answer;
+        return Answer{std::move(answer)};
     }
+}
+
+} // namespace
+
+Result<SharedMemory> ask_for_memory(const ProcessIdentity& process, const model::SharedMemoryRequest& request,
+                                    Clock::time_point deadline) {
+    return Agents().ask(process, request, deadline);
+}
+
+Result<SharedMemory> Agents::ask(const ProcessIdentity& process, const model::SharedMemoryRequest& request,
+                                 Clock::time_point deadline) {
+    const auto known = std::ranges::find(sockets_, process, &std::pair<ProcessIdentity, UniqueFd>::first);
+    if (known != sockets_.end()) {
+        auto answer = ask_by(known->second.get(), request, deadline);
+        if (answer) return std::move(answer->reply);
+        sockets_.erase(known);
+        if (answer.error().code != ErrorCode::connection_lost) return std::move(answer).error();
+    }
+    auto socket = GPU_SLEEP_TRY(connect_to(process));
+    auto answer = GPU_SLEEP_TRY(ask_by(socket.get(), request, deadline));
+    sockets_.emplace_back(process, std::move(socket));
+    return std::move(answer.reply);
 }
 
 } // namespace gpu_sleep::agent::server

@@ -204,6 +204,7 @@ enum class SharingQuestion : std::uint8_t {
     goes_along = 4, ///< of who opened it: whether that is so there
     has_passed = 5, ///< of anybody in that party: whether it has passed the point of no return
     exported = 6,   ///< of who has marked a descriptor: by which values its memory is asked for
+    tells = 7,      ///< of anybody: whether its agent tells of all that the program imports
 };
 
 /// Asks about memory that a program has shared, by the values in its handle. Where the answer is no, it is

@@ -36,7 +36,7 @@ inline constexpr auto k_type_number = std::get<TypeNumber<T>>(k_type_numbers).va
 inline constexpr std::tuple k_last_values{model::Level::drop,
                                           model::Retention::discard,
                                           model::State::paused,
-                                          model::SharingQuestion::exported,
+                                          model::SharingQuestion::tells,
                                           model::OnTouch::fail,
                                           model::Store::file,
                                           model::GateMode::checked,

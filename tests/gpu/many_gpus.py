@@ -3,8 +3,9 @@
 # Copyright the gpu-sleep authors.
 """All GPUs of a machine at once, however many it has: jobs that span them, a server of as many ranks, moves, and room.
 
-  exchange  PyTorch ranks that exchange by NCCL without a rest (all-reduce, a pipeline, all-to-all, data-parallel training)
-            sleep and wake as one at random moments, plainly and deeply, and must compute what they compute undisturbed
+  exchange  PyTorch ranks that exchange by NCCL, with peers, without a rest (all-reduce, a pipeline, all-to-all, buffers
+            registered in graphs, data-parallel training) sleep and wake as one at random moments, plainly and deeply, and
+            must compute what they compute undisturbed
   server    ranks that hold memory sleep and wake as one, for one rank, two, four and so on: how fast, and what is left
   move      a deep sleeper comes back on each GPU in turn, and on the first in the end
   room      with all GPUs in use, room is made on each, and a pass of the timer puts all to sleep
@@ -27,10 +28,10 @@ import time
 import gpu_commands
 import program_sleeper
 import real_programs
-from real_programs import GIB, WITHOUT_PEERS, torch_program
+from real_programs import GIB, torch_program
 
 PARTS = ("exchange", "server", "move", "room")
-EXCHANGES = ("all_reduce", "pipeline", "all_to_all", "ddp")
+EXCHANGES = ("all_reduce", "pipeline", "all_to_all", "registered", "ddp")
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
 CYCLE_SECONDS, DEEP_CYCLE_SECONDS = 1, 5 # at most, so that all cycles fall into a program's life
 PIECE = 64 << 20
@@ -149,12 +150,13 @@ def exchange(options):
     ranks = dict(gpus=gpus, together=True, asleep=(0.02, 0.1))
     results = []
     for is_deep, cycles, pause in ((False, options.cycles, CYCLE_SECONDS), (True, options.deep_cycles, DEEP_CYCLE_SECONDS)):
-        environment = dict(WITHOUT_MULTICAST, **(WITHOUT_PEERS if is_deep else {}))
         way = "deep" if is_deep else "plain"
-        programs = [torch_program(f"{kind}_{way}", "torch_collectives.py", environment=environment,
+        programs = [torch_program(f"{kind}_{way}", "torch_collectives.py", environment=WITHOUT_MULTICAST,
                                   arguments=("--ranks", str(gpus), "--only", kind), **ranks)
                     for kind in EXCHANGES[:3]]
-        programs.append(torch_program(f"ddp_{way}", "torch_ddp.py", environment=environment,
+        programs.append(torch_program(f"registered_{way}", "torch_registered.py", environment=WITHOUT_MULTICAST,
+                                      arguments=("--ranks", str(gpus)), **ranks))
+        programs.append(torch_program(f"ddp_{way}", "torch_ddp.py", environment=WITHOUT_MULTICAST,
                                       arguments=("--ranks", str(gpus), "--gpus", str(gpus), "--steps", str(2 * cycles)),
                                       **ranks))
         settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=cycles * pause, deep=is_deep,
