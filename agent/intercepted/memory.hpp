@@ -61,6 +61,8 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
 
 /// Whether the program has any such memory.
 [[nodiscard]] bool shares_any(ProgramMemory& memory);
+/// The pids of those that live, and with whom it shares memory. May throw for want of memory.
+[[nodiscard]] std::vector<std::uint64_t> sharers(ProgramMemory& memory);
 /// Asks the others, and has what goes to sleep with them be as any other memory until settle_shared().
 /// Returns what stays, with the reason. Errors: timed_out, cancelled, those of server::ask_for_memory(): it
 /// is not known who goes.

@@ -328,6 +328,18 @@ bool shares_any(ProgramMemory& memory) {
     return !imports.all.empty() || !memory.shared_ranges().all().empty();
 }
 
+std::vector<std::uint64_t> sharers(ProgramMemory& memory) {
+    std::set<std::uint64_t> pids;
+    for (const auto& [address, range] : memory.shared_ranges().all())
+        for (const auto& importer : range.importers)
+            if (importer.pid != 0 && !has_ended(importer))
+                pids.insert(static_cast<std::uint64_t>(importer.pid));
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    for (const auto& import : imports.all) pids.insert(static_cast<std::uint64_t>(import.from.pid));
+    return {pids.begin(), pids.end()};
+}
+
 void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking,
                    const std::function<bool(ledger::TagId)>& is_spoiled) {
     memory.shared_ranges().settle(

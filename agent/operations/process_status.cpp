@@ -103,7 +103,10 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
     if (!deep_.is_deep())
         for (const auto& row : intercepted::residual(locked))
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
-    if (report.operation == model::Operation::status) add_devices(report);
+    if (report.operation == model::Operation::status) {
+        add_devices(report);
+        report.sharers = intercepted::sharers(memory_);
+    }
     for (auto& device : report.devices) {
         auto known = devices_.find(device.device);
         device.name = std::move(known.name);

@@ -153,6 +153,8 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     if (report.inhibited) table.add_line(inhibition_line(report));
     if (report.retained_bytes != 0) table.add_line(retained_line(report));
     for (const auto& residual : report.residual) table.add_line(residual_line(residual));
+    if (!report.sharers.empty())
+        table.add_line(fmt::format("shares memory with {}", fmt::join(report.sharers, ", ")));
     if (report.deep) table.add_line(deep_line(report));
     if (outcome.gpu_bytes) table.add_line(use_line(*outcome.gpu_bytes));
     if (detail == Detail::all && !report.deep_refusal.empty())

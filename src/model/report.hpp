@@ -200,6 +200,7 @@ struct Holdings {
     std::vector<std::string> directories; ///< of its files of contents, as it sees them
     Bytes unreleased_bytes = 0;           ///< of what sleeps, memory that the driver did not release
     std::string reply;                    ///< of a callback by name; may be empty
+    std::vector<std::uint64_t> sharers;   ///< pids of those with whom it shares memory; only in a status
 };
 
 /// How work is met.

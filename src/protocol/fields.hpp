@@ -212,7 +212,7 @@ auto fields(Is<model::Report> auto& r) {
         may<68>(r.unreleased_bytes, "unreleased_bytes"), may<74>(r.longest_pause, "longest_pause_seconds"),
         may<81>(r.reply), may<83>(r.refusal, or_null("refusal")), may<84>(r.lost, "lost"),
         may<85>(r.refusal_code, "refusal_code"), may<89>(r.steps), may<91>(r.asleep_byte_seconds),
-        may<94>(r.lock_tags));
+        may<94>(r.lock_tags), may<100>(r.sharers, "sharers"));
 }
 auto fields(Is<model::PhaseTimes> auto& t) {
     return all_fields(may<1>(t.callbacks, "callbacks_seconds"), may<2>(t.drain, "drain_seconds"),

@@ -124,6 +124,7 @@ Report report_to_send() {
     report.refusal_code = ErrorCode::stopped;
     report.asleep_byte_seconds = 0x64;
     report.lock_tags = {"l"};
+    report.sharers = {0x65};
     return report;
 }
 
@@ -362,7 +363,8 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "4a0008000000000000000000a040"
                 "510001000000795300010000007a"
                 "54000100000001550002000000"
-                "1d005b000800000064000000000000005e0005000000010000006c");
+                "1d005b000800000064000000000000005e0005000000010000006c"
+                "64000c000000080000006500000000000000");
 }
 
 TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read "

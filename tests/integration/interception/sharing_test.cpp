@@ -90,6 +90,8 @@ TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[
     const auto [kind, bytes] = GENERATE(std::pair("plain", k_piece_bytes), std::pair("plain", k_in_common),
                                         std::pair("shared", k_piece_bytes));
     Pair pair(kind, bytes);
+    CHECK(pair.giver.report("sharers/0") == std::to_string(pair.taker.pid()));
+    CHECK(pair.taker.report("sharers/0") == std::to_string(pair.giver.pid()));
     for (int round = 0; round < 2; ++round) {
         pair.fall_asleep();
         for (auto* const host : {&pair.giver, &pair.taker}) CHECK(host->report("residual/0/kind") == "none");
