@@ -197,7 +197,7 @@ void leave_tickets(const std::set<std::uint64_t>& handles) {
         const auto is_own = [=] { return ::fcntl(number, F_GETOWN) == ::getpid(); };
         const auto lock = is_own() ? lock_at(number) : Result<off_t>(Error());
         if (!lock) continue;
-        const auto ticket = opened([] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
+        const auto ticket = opened([&] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
         const auto file = FileIdentity::of(ticket.get());
         if (!file || !mark(ticket.get(), ::getpid(), *lock)) continue;
         auto& all = books().handles;
