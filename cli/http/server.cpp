@@ -128,7 +128,9 @@ public:
     }
 
     Result<void> listen(UniqueFd listener) {
-        constexpr unsigned k_flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+        // By epoll it would wait for more after exactly 128 events, before it looks at those. Source:
+        // MHD_epoll() of 0.9.75.
+        constexpr unsigned k_flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
         daemon_ = MHD_start_daemon(k_flags, 0, nullptr, nullptr, answer, this, MHD_OPTION_LISTEN_SOCKET,
                                    listener.get(), MHD_OPTION_CONNECTION_LIMIT, k_most_connections,
                                    MHD_OPTION_CONNECTION_MEMORY_LIMIT, k_most_headers,

@@ -421,6 +421,19 @@ class BadLuck(unittest.TestCase):
                 connection.connect_ex(("127.0.0.1", door.port))
             self.assertEqual(door.ask("POST", "/sleep")[0], 200)
 
+    def test_all_clients_go_away_at_once(self):
+        """As many as libmicrohttpd's epoll takes in four parts: it waited for a fifth, and listened to nobody."""
+        with Host("default") as host, Door(host.pid) as door:
+            with contextlib.ExitStack() as stack:
+                for _ in range(512):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
+                self.assertTrue(becomes_true(lambda: len(os.listdir(f"/proc/{door.process.pid}/fd")) > 512))
+                os.kill(door.process.pid, signal.SIGSTOP)
+            begin = time.monotonic()
+            os.kill(door.process.pid, signal.SIGCONT)
+            self.assertEqual(door.ask("GET", "/health")[0], 200)
+            self.assertLess(time.monotonic() - begin, 1.5)  # they are cut off after 2 s
+
     def test_a_client_that_goes_away(self):
         with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:500ms") as host, Door(host.pid) as door:
             with socket.create_connection(("127.0.0.1", door.port)) as client:
