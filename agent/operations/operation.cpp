@@ -26,8 +26,12 @@ Result<void> Operation::take_turn(bool is_sleep) {
         return progress({model::Progress::Phase::waiting, 0, 0});
     }));
     turn.reset(&ground.turnstile);
-    for (; !memory.is_ending() && ground.deep.is_locked(); std::this_thread::sleep_for(Milliseconds(200)))
+    for (; !memory.is_ending() && ground.deep.is_locked(); std::this_thread::sleep_for(Milliseconds(200))) {
         if (!progress({model::Progress::Phase::waiting, 0, 0})) return withdrawn();
+        if (Clock::now() > deadline)
+            return make_error(ErrorCode::timed_out, "it is locked for a checkpoint, until 'cuda-checkpoint "
+                                                    "--action unlock' or what has locked it unlocks it");
+    }
     return memory.is_ending() ? process_is_ending() : Result<void>();
 }
 

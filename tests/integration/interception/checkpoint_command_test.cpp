@@ -162,6 +162,20 @@ TEST_CASE("cuda-checkpoint: a toggle, by a thread's id, of which the checkpoint 
     }
 }
 
+TEST_CASE("cuda-checkpoint: a command that waits in vain for a locked process names the lock",
+          "[driver_engine]") {
+    DeepMachine machine;
+    REQUIRE(act(machine, "lock") == 0);
+    if (GENERATE(false, true)) REQUIRE(act(machine, "checkpoint") == 0);
+    for (const auto* const command : {"gpu-wake", "gpu-sleep"})
+        CHECK_THAT(ended(machine.command(command, {"--timeout", "100ms"}), 4).err,
+                   mentions("locked for a checkpoint"));
+    CHECK(machine.state() == "asleep");
+    if (state_of(machine) == "checkpointed\n") REQUIRE(act(machine, "restore") == 0);
+    REQUIRE(act(machine, "unlock") == 0);
+    check_wakes_by_itself(machine);
+}
+
 TEST_CASE("cuda-checkpoint: what another tool unlocks wakes by its first use", "[driver_engine]") {
     DeepMachine machine;
     REQUIRE(act(machine, "lock") == 0);
