@@ -8,6 +8,7 @@ With GPU_SLEEP_TEST_LONG=1 also what takes too long for CI. One node, on a machi
 """
 
 import contextlib
+import copy
 import ctypes
 import os
 import pathlib
@@ -52,7 +53,8 @@ MailProg=/bin/true
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
-NodeName={own_machine.NAME} CPUs=1 Gres=gpu:1,shard:4
+SlurmdParameters=config_overrides
+NodeName={own_machine.NAME} CPUs=2 Gres=gpu:1,shard:4
 PartitionName=low Nodes=ALL PriorityTier=1 OverSubscribe=FORCE:1
 PartitionName=high Nodes=ALL PriorityTier=10 OverSubscribe=FORCE:1
 Include {SCRIPTS}/settings.conf
@@ -62,7 +64,7 @@ Include {SCRIPTS}/settings.conf
 def work(name):
     """A job: uses the GPU until the file NAME.end is there, and counts how often."""
     (FOLDER / f"{name}.pid").write_text(str(os.getpid()), encoding="ascii")
-    memory = GpuMemory(SIZE)
+    memory = GpuMemory(int(os.environ.get("JOB_SIZE", SIZE)))
     uses = 0
     while not (FOLDER / f"{name}.end").exists():
         if not memory.is_intact():
@@ -146,9 +148,15 @@ class Job:
         self.name, self.output = name, FOLDER / f"{name}.out"
         program = [*command, sys.executable, pathlib.Path(__file__).resolve(), TREE, BUILD, "work", name]
         said = run("sbatch", "--parsable", f"--chdir={FOLDER}", f"--partition={partition}", "--gres=shard:1", f"--output={self.output}",
-                   *options, "--wrap", "exec " + " ".join(map(str, program)))
+                   "--cpus-per-task=2", *options, "--wrap", "exec " + " ".join(map(str, program)))
         assert said.returncode == 0, said.stdout
         self.id = said.stdout.strip()
+
+    def task(self, number):
+        """Of an array whose name has $SLURM_ARRAY_TASK_ID."""
+        task = copy.copy(self)
+        task.name, task.id = self.name.replace("$SLURM_ARRAY_TASK_ID", str(number)), f"{self.id}_{number}"
+        return task
 
     def says(self, field):
         return re.search(rf"\b{field}=(\S+)", run("scontrol", "show", "job", self.id).stdout).group(1)
@@ -210,13 +218,17 @@ class Slurm(unittest.TestCase):
         """But for contexts."""
         return self.machine.free() > self.machine.all - SIZE // 2
 
+    @staticmethod
+    def stands_still(job):
+        uses = job.uses()
+        time.sleep(0.2)
+        return job.uses() == uses
+
     def is_suspended(self, job):
         """It does nothing, and its memory is free."""
         self.check(becomes_true(job.is_stopped))
         self.check(self.has_no_memory())
-        uses = job.uses()
-        time.sleep(0.2)
-        self.assertEqual(job.uses(), uses)
+        self.assertTrue(self.stands_still(job))
 
     def goes_on(self, job):
         self.check(job.works())
@@ -254,15 +266,48 @@ class Slurm(unittest.TestCase):
         self.goes_on(job)
         self.assertIn("SIGTSTP: ", job.output.read_text(encoding="utf-8"))
 
+    def suspend(self, *words, status=0):
+        said = run(SCRIPTS / "suspend", *words)
+        self.assertEqual(said.returncode, status, said.stdout)
+        return said.stdout
+
     @only_long
     def test_a_job_that_sleeps_first_needs_no_grace_time(self):
-        job = self.job("patient", f"--export=ALL,{SLOWER}", "--array=3-4%1")  # of which one has not begun
-        for words, status in ((("suspend", job.id), 0), (("resume", job.id), 0), (("suspend", "4711"), 1), (("resume", "4711"), 1), ((), 2)):
-            said = run(SCRIPTS / "suspend", *words)
-            self.assertEqual(said.returncode, status, said.stdout)
-            if words == ("suspend", job.id):
-                self.is_suspended(job)
+        job = self.job("patient", f"--export=ALL,{SLOWER}")
+        self.suspend("suspend", job.id)
+        self.is_suspended(job)
+        self.suspend("resume", job.id)
         self.goes_on(job)
+        for words, status in ((("suspend", "4711"), 1), (("resume", "4711"), 1), (("suspend", f"$(touch {FOLDER}/owned)"), 1), ((), 2)):
+            self.suspend(*words, status=status)
+        self.assertFalse((FOLDER / "owned").exists())
+
+    @only_long
+    def test_an_array_of_which_a_part_is_suspended(self):
+        array = Job("part$SLURM_ARRAY_TASK_ID", f"--export=ALL,JOB_SIZE={ALL // 4}", "--array=1-3%2", "--cpus-per-task=1")  # the third has not begun
+        one, two = array.task(1), array.task(2)
+        self.check(one.works() and two.works())
+        self.suspend("suspend", one.id)
+        self.check(becomes_true(one.is_stopped) and two.works())
+        self.assertIn(f"{one.id} was suspended before", self.suspend("suspend", array.id))
+        for task in one, two:
+            self.is_suspended(task)
+        self.suspend("resume", two.id)
+        self.check(two.works())
+        self.suspend("resume", array.id)
+        self.check(one.works() and two.works() and one.ends_right() and two.ends_right())
+
+    def test_a_job_that_ends_between_look_up_and_call(self):
+        command = pathlib.Path("/usr/local/bin/gpu-sleep")
+        self.addCleanup(command.symlink_to, BUILD / "bin/gpu-sleep")
+        self.addCleanup(command.unlink)
+        job = self.job("brief")
+        write_command(command.name, f"#!/bin/sh\ntouch {FOLDER}/brief.end\nwhile [ -e /proc/{job.pid()} ]; do sleep 0.1; done\n"
+                                    f'exec {BUILD}/bin/gpu-sleep "$@"\n')
+        said = self.suspend("suspend", job.id, status=1)
+        self.assertIn(f"there is no process in the group 'job{job.id}'", said)
+        self.assertIn("Job/step already completing or completed", said)
+        self.check(job.ends_right())
 
     @only_long
     def test_a_prolog_makes_room_among_idle_programs(self):
@@ -327,16 +372,19 @@ class Slurm(unittest.TestCase):
 
     @only_long
     def test_a_node_daemon_that_dies(self):
-        job = self.job("orphan")
-        self.scontrol("suspend", job.id)
-        self.assertTrue(becomes_true(self.has_no_memory))
-        self.machine.daemon.kill()
-        self.machine.daemon.wait(SECONDS)
-        self.is_suspended(job)
-        self.machine.daemon = self.machine.start("slurmd", "-D")
-        self.machine.is_up()
-        self.scontrol("resume", job.id)
-        self.goes_on(job)
+        for name, options in ("orphan", ()), ("midway", (f"--export=ALL,{SLOW}",)):  # the second while the job goes to sleep
+            with self.subTest(name):
+                job = self.job(name, *options)
+                self.scontrol("suspend", job.id)
+                self.assertTrue(becomes_true(lambda: self.stands_still(job) if options else self.has_no_memory()))
+                self.assertEqual(self.has_no_memory(), not options)
+                self.machine.daemon.kill()
+                self.machine.daemon.wait(SECONDS)
+                self.is_suspended(job)
+                self.machine.daemon = self.machine.start("slurmd", "-D")
+                self.machine.is_up()
+                self.scontrol("resume", job.id)
+                self.goes_on(job)
 
 
 if __name__ == "__main__":
