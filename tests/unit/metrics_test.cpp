@@ -117,6 +117,15 @@ TEST_CASE("Metrics: each process says where it belongs, and what its sleep has g
                                  std::string(pid) + R"("} 3221225472)"));
 }
 
+TEST_CASE("Metrics: hostile words of where a process belongs stay within their labels", "[metrics]") {
+    auto its = server(7);
+    its.origin = {"a\"} 1\nevil{", {}, "47\\\"1", "u\x1b.service", {}, {}};
+    const auto text = render({{its, named("llama")}});
+    INFO(text);
+    CHECK(has_line(text, R"(gpu_sleep_process_info{user="root",name="llama",pid="7",job="47\\\"1",)"
+                         R"(unit="u?.service",container="",pod="",notebook="a\"} 1?evil{"} 1)"));
+}
+
 TEST_CASE("Metrics: who has no name is called by its program and script, never by other arguments",
           "[metrics]") {
     const auto text = render({{server(1), named("")}});

@@ -66,6 +66,20 @@ TEST_CASE("Origin: the pod and the container in it", "[find]") {
     }
 }
 
+TEST_CASE("Origin: hostile names of groups are no containers and no pods, and reach no terminal", "[find]") {
+    const std::string id(64, 'a'), uid = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9";
+    for (const auto& none : {"0::/docker/" + id + "a\n", "0::/docker/" + id.substr(1) + "\n",
+                             "0::/docker/" + std::string(64, 'A'), "0::/pod../../" + uid,
+                             "0::/pod" + uid.substr(1) + "$", "0::/pod$(id)\"\\" + id.substr(8)}) {
+        INFO(none);
+        CHECK(pod_in(none).empty());
+        CHECK(short_container_in(none).empty());
+    }
+    const Origin hostile{{}, {}, "471\n472", unit_in("0::/x\"\x1b[2J$(id).service\n")};
+    CHECK(hostile.unit == "x\"\x1b[2J$(id).service");
+    CHECK(to_text(hostile) == "job 471?472, in x\"?[2J$(id).service");
+}
+
 TEST_CASE("Origin: all that is known, and what tells most", "[find]") {
     Origin origin{"work/train.ipynb", "1f0c5a2b-7", "471", "jupyter.service"};
     CHECK(to_text(origin) == "notebook work/train.ipynb, kernel 1f0c5a2b-7, job 471, in jupyter.service");

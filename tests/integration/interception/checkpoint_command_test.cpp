@@ -189,6 +189,34 @@ TEST_CASE("cuda-checkpoint: what another tool unlocks wakes by its first use", "
     CHECK(act(machine, "unlock") == 1);
 }
 
+TEST_CASE("cuda-checkpoint: a caller that unlocks what it did not lock", "[driver_engine]") {
+    DeepMachine machine;
+    SECTION("what another caller has locked: its next step fails, and the process wakes by its first use") {
+        REQUIRE(act(machine, "lock") == 0);
+        REQUIRE(other_tool(machine, {"unlock"}) == 0);
+        check_ended(checkpoint(machine, {"--action", "checkpoint"}), 1, mentions("the driver says"));
+        machine.expect_works();
+    }
+    SECTION("what sleeps deeply") {
+        machine.fall_asleep();
+        check_ended(checkpoint(machine, {"--action", "unlock"}), 1, mentions("the driver says"));
+        CHECK(machine.is_deep());
+        machine.wake_whole();
+    }
+    SECTION("what is on its way to a deep sleep: it sleeps all the same, but not deeply") {
+        const Scratch place;
+        const auto trace = place.file("trace");
+        Process sleep(machine.launch(
+            "deep", {"--json"},
+            {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:1s", "GPU_SLEEP_SIM_TRACE=" + trace}));
+        REQUIRE(becomes_true([&] { return calls_done(trace, "cuCheckpointProcessLock") > 0; }));
+        CHECK(act(machine, "unlock") == 0);
+        CHECK(sleep.wait() == 7);
+        CHECK(machine.state() == "asleep");
+        machine.wake_whole();
+    }
+}
+
 TEST_CASE("cuda-checkpoint: what slept before sleeps on, and is restored", "[driver_engine]") {
     DeepMachine machine;
     const bool is_paused = GENERATE(false, true);
