@@ -448,40 +448,75 @@ class Kubernetes(unittest.TestCase):
     def becomes_true(self, condition, *containers):
         self.assertTrue(becomes_true(condition), [container.said() for container in containers])
 
-    def test_a_server_and_its_node(self):
-        self.make_images()
+    def start_server(self, place="volumes", **environment):
+        """With its proxy; what asks it by both."""
         pod = self.read(self.FOLDER / "server/server.yaml")[0]["spec"]["template"]["spec"]
-        brings = self.start(pod, "gpu-sleep", CONTROLLERS="127.0.0.2")
+        brings = self.start(pod, "gpu-sleep", place=place, CONTROLLERS="127.0.0.2")
         self.assertEqual(brings.process.wait(SECONDS), 0, brings.said())
-        server = self.start(pod, "inference-server")
-        self.becomes_true((self.scratch / "volumes/run/http").exists, server)
-        proxy = self.start(pod, "proxy", network="container:inference-server")
+        brings.__exit__()
+        server = self.start(pod, "inference-server", place=place, **environment)
+        self.becomes_true((self.scratch / place / "run/http").exists, server)
+        proxy = self.start(pod, "proxy", network="container:inference-server", place=place)
         probe = pod["containers"][0]["readinessProbe"]["httpGet"]
+        self.becomes_true(lambda: self.ask(server, probe["path"], probe["port"]) == "well 200", server, proxy)
+        return server, proxy, lambda path, *more: self.ask(server, path, probe["port"], *more)
 
-        def ask(path, *more):
-            return self.ask(server, path, probe["port"], *more)
-
-        def state():
-            return json.loads(MACHINE_HERE.command("gpu-ps", "--json").stdout)["processes"][0]["state"]
-
-        self.becomes_true(lambda: ask(probe["path"]) == "well 200", server, proxy)
-        self.assertIn(" 403", ask("/sleep", "--request", "POST"))
-        self.assertRegex(ask("/sleep", "--request", "POST", "--interface", "127.0.0.2"), " 200$")
-        self.assertEqual(state(), "asleep")
-        self.assertEqual(ask("/generate"), "True 200")
-        self.assertEqual(state(), "awake")
+    def start_node(self, *names, idle):
         node = self.read(self.FOLDER / "node/daemonset.yaml")[0]["spec"]["template"]["spec"]
         configuration = (self.FOLDER / "node/gpu-sleep.toml").read_text()
         self.assertIn('"15m"', configuration)
-        reclaim = self.start(node, "reclaim", {"gpu-sleep.toml": configuration.replace('"15m"', '"100ms"')}, PAUSE="0.2")
-        metrics = self.start(node, "metrics", PAUSE="0.2")
-        self.becomes_true(lambda: state() == "asleep", reclaim)
+        return [self.start(node, name, {"gpu-sleep.toml": configuration.replace("15m", idle)}, PAUSE="0.2") for name in names]
+
+    @staticmethod
+    def states():
+        return [process["state"] for process in json.loads(MACHINE_HERE.command("gpu-ps", "--json").stdout)["processes"]]
+
+    def test_a_server_and_its_node(self):
+        self.make_images()
+        *_, ask = self.start_server()
+        self.assertIn(" 403", ask("/sleep", "--request", "POST"))
+        self.assertRegex(ask("/sleep", "--request", "POST", "--interface", "127.0.0.2"), " 200$")
+        self.assertEqual(self.states(), ["asleep"])
+        self.assertEqual(ask("/generate"), "True 200")
+        self.assertEqual(self.states(), ["awake"])
+        reclaim, metrics = self.start_node("reclaim", "metrics", idle="100ms")
+        self.becomes_true(lambda: self.states() == ["asleep"], reclaim)
         written = self.scratch / "volumes/metrics/gpu_sleep.prom"
         self.becomes_true(lambda: written.exists() and 'state="asleep"} 1\n' in written.read_text(), metrics)
         self.becomes_true((self.scratch / "volumes/history/history").exists, reclaim)
         self.assertEqual(ask("/generate"), "True 200")
         for container in (reclaim, metrics):
             self.assertEqual(container.said(), "")
+
+    def test_a_pod_evicted_while_asleep(self):
+        """It leaves no error, and the node and the next pod go on."""
+        self.make_images()
+        server, proxy, _ = self.start_server()
+        reclaim, metrics = self.start_node("reclaim", "metrics", idle="100ms")
+        self.becomes_true(lambda: self.states() == ["asleep"], reclaim)
+        for container in (proxy, server):
+            checked(*container.podman, "stop", "--time", "1", container.name)
+            container.__exit__()
+        self.assertEqual(self.states(), [])
+        written = self.scratch / "volumes/metrics/gpu_sleep.prom"
+        self.becomes_true(lambda: written.exists() and "gpu_sleep_processes{" not in written.read_text(), metrics)
+        *_, ask = self.start_server("next")
+        self.assertEqual(ask("/generate"), "True 200")
+        for container in (reclaim, metrics):
+            self.assertEqual(container.said(), "")
+
+    def test_a_node_daemon_that_dies_in_the_middle(self):
+        """Of a sleep: the server loses nothing, and the next one puts it to sleep."""
+        self.make_images()
+        *_, ask = self.start_server(GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:300ms")
+        reclaim, = self.start_node("reclaim", idle="100ms")
+        pid = json.loads(MACHINE_HERE.done("gpu-ps", "--json"))["processes"][0]["pid"]
+        self.becomes_true(lambda: "this is the state before" in MACHINE_HERE.command("gpu-ps", str(pid)).stdout, reclaim)
+        reclaim.__exit__()
+        self.assertEqual(ask("/generate"), "True 200")
+        reclaim, = self.start_node("reclaim", idle="100ms")
+        self.becomes_true(lambda: self.states() == ["asleep"], reclaim)
+        self.assertEqual(ask("/generate"), "True 200")
 
     def test_two_servers_take_turns(self):
         """In namespaces of their own for processes. The GPU has 24 MiB, and a server needs more than a half."""
