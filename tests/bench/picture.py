@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Usage: tests/bench/picture.py sleep|live > tests/bench/NAME.svg
+"""Usage: tests/bench/picture.py sleep|live|fleet > tests/bench/NAME.svg
 
-Draws RESULTS.md's times "Beside other ways", or its speeds of "Running from host memory"."""
+Draws RESULTS.md's times "Beside other ways", its speeds of "Running from host memory", or its costs of "A fleet on one machine"."""
 
 import math
 import pathlib
@@ -39,7 +39,7 @@ def draw(title, note, header, rows, first, unit):
         for tool, cell in zip(tools, row_of(f" {what} ")):
             y += ROW
             width = math.log10(float(cell.split()[0]) / least) * decade
-            kind = "ours" if tool.startswith("gpu-sleep") else "other"
+            kind = "ours" if tool.startswith("gpu-") else "other"
             drawn += [text(LEFT - 8, y + 14, tool, ' text-anchor="end"'), text(round(LEFT + width + 6), y + 14, cell),
                       f'<rect class="{kind}" x="{LEFT}" y="{y + 3}" width="{width:.0f}" height="{ROW - 6}"/>']
         y += ROW + 12
@@ -67,4 +67,10 @@ def live():
          " offloaded ", re.findall(r"^\| (\d+ GB) \|", RESULTS, re.M), 0, "")
 
 
-{"sleep": sleep, "live": live}[sys.argv[1]]()
+def fleet():
+    draw("What a command costs for each program of a fleet, in milliseconds",
+         "On two cores; in brackets, the whole command",
+         r" \| gpu-ps ", re.findall(r"^\| (\d+ programs) \|", RESULTS, re.M), -1, " ms")
+
+
+{"sleep": sleep, "live": live, "fleet": fleet}[sys.argv[1]]()

@@ -156,9 +156,10 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
                                     agent_socket_name(outside.pid(), started));
     REQUIRE(fs::exists(socket));
     outside.process().signal(SIGSTOP); // it cannot make its socket again
-    LoadedHost inside(Launch{{"nsenter", "--target", std::to_string(outside.pid()), "--user", "--mount",
-                              "--preserve-credentials", "unshare", "--pid", "--fork", "--kill-child",
-                              "--mount-proc", program}});
+    const Launch in_another{{"nsenter", "--target", std::to_string(outside.pid()), "--user", "--mount",
+                             "--preserve-credentials", "unshare", "--pid", "--fork", "--kill-child",
+                             "--mount-proc", program}};
+    LoadedHost inside(in_another);
     CHECK(inside.tell("pid") == "1");
     CHECK(fs::exists(socket));
     outside.process().signal(SIGCONT);
@@ -166,6 +167,15 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
     CHECK(outside.tell("asleep") == "4194304");
     CHECK(inside.command("gpu-sleep").status == 0); // by its ancestor, which is outside
     CHECK(inside.tell("asleep") == "4194304");
+    // What it leaves when it is killed goes, also with a program in a third one.
+    std::vector<fs::path> left;
+    for (const auto& file : fs::directory_iterator(fs::path(socket).parent_path()))
+        if (file.path().filename().native().starts_with("1-")) left.push_back(file.path());
+    CHECK(left.size() == 2); // its socket, and how it stands
+    inside.kill();
+    const LoadedHost next(in_another);
+    CHECK(std::ranges::none_of(left, [](const fs::path& file) { return fs::exists(file); }));
+    CHECK(fs::exists(socket));
 }
 
 TEST_CASE("Finding: a program whose umask takes all rights away can be reached", "[finding]") {
