@@ -367,15 +367,11 @@ bool Agent::tidy() {
     return operations_.tidy();
 }
 
-server::Outcome Agent::run(const server::Operation& operation, const server::ProgressSink& progress,
-                           const server::DirectiveSource& directives, server::Asker asker,
-                           Clock::time_point since, bool is_tried) {
+server::Outcome Agent::run(const server::Operation& operation, const server::Asking& asking) {
     if (auto started = await_start(); !started) return model::Failure{started.error(), model::State::awake};
     const auto* const sleep = model::sleep_in(operation);
     if (sleep && sleep->host_budget && !sleep->dry_run) adopt_host_budget(*sleep->host_budget);
-    auto report = guarded([&] {
-        return operations_.run(operation, progress, directives, asker, {since, is_tried});
-    });
+    auto report = guarded([&] { return operations_.run(operation, asking); });
     if (report && sleep && sleep->dry_run) // for gpu-reclaim --why
         if (auto note = idle_timer_.note(report->idle_seconds.has_value()); !note.empty())
             report->notes.push_back(std::move(note));

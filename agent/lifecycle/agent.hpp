@@ -61,9 +61,7 @@ public:
     [[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request,
                                                      pid_t asker) override;
     [[nodiscard]] server::Outcome run(const server::Operation& operation,
-                                      const server::ProgressSink& progress,
-                                      const server::DirectiveSource& directives, server::Asker asker,
-                                      Clock::time_point since, bool is_tried) override;
+                                      const server::Asking& asking) override;
     [[nodiscard]] const char* work_thread_name() noexcept override;
     [[nodiscard]] Milliseconds pause_between_tries() const noexcept override;
     void ended(const server::Job& job, const server::Outcome& outcome) noexcept override;

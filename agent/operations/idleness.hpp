@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "operations/operation.hpp"
+#include "operations/process_status.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -12,18 +12,19 @@ namespace gpu_sleep::agent::operations {
 /// operations thread. All that it is given outlives it.
 class Idleness {
 public:
-    Idleness(const Ground& ground, const Inhibitors& inhibitors, const model::IdleSleepRequest& request)
-        : ground_(ground), inhibitors_(inhibitors), request_(request) {}
+    Idleness(ProcessStatus& status, const Turnstile& turnstile, const IdleWatch& watch,
+             const Inhibitors& inhibitors, const model::IdleSleepRequest& request)
+        : status_(status), turnstile_(turnstile), watch_(watch), inhibitors_(inhibitors), request_(request) {}
 
     /// Looks whether the process is idle as asked. Returns why it is not to sleep now; empty: it is.
     [[nodiscard]] std::string find() {
-        const auto state = ground_.status.state();
+        const auto state = status_.state();
         const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
         if (is_asleep && request_.sleep.store_is_named) return find_unused();
         if (is_asleep) return "it is already asleep";
         if (inhibitors_.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        if (ground_.turnstile.is_held()) return k_held_back;
-        const auto idle = ground_.idle.find();
+        if (turnstile_.is_held()) return k_held_back;
+        const auto idle = watch_.find();
         if (!idle) return "it is not known whether it is idle";
         if (idle->seconds == 0) return "it is not idle";
         auto why = why_too_short(idle->seconds);
@@ -37,7 +38,7 @@ public:
     /// for what moves sleeps on.
     [[nodiscard]] bool lasts(model::Progress::Phase phase) {
         if (!idle_) return true;
-        const bool waits = phase == model::Progress::Phase::waiting && ground_.turnstile.is_held();
+        const bool waits = phase == model::Progress::Phase::waiting && turnstile_.is_held();
         is_over_ |= waits || gate::Gate::instance().activity().touches != idle_->touches;
         return !is_over_;
     }
@@ -47,7 +48,7 @@ public:
 private:
     [[nodiscard]] std::string find_unused() {
         if (inhibitors_.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        const auto now = ground_.status.report();
+        const auto now = status_.report();
         if (now.waiting > 0) return "work waits for it to wake";
         // Time asleep counts as idle.
         return why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
@@ -58,7 +59,9 @@ private:
         return seconds < wanted ? model::not_yet("idle", seconds, wanted) : std::string();
     }
 
-    const Ground& ground_;
+    ProcessStatus& status_;
+    const Turnstile& turnstile_;
+    const IdleWatch& watch_;
     const Inhibitors& inhibitors_;
     const model::IdleSleepRequest& request_;
     std::optional<IdleWatch::Idle> idle_; ///< as it was when it was found

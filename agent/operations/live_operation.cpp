@@ -54,8 +54,9 @@ private:
 class LiveOperation {
 public:
     /// What is moved, and notes for the user, are added to the report of `its`, which outlives it.
-    LiveOperation(Operation& its, Direction direction, const model::Terms& terms, bool is_forced)
-        : its_(its), memory_(its.memory), direction_(direction),
+    LiveOperation(Operation& its, const LiveUses& uses, Direction direction, const model::Terms& terms,
+                  bool is_forced)
+        : its_(its), uses_(uses), memory_(its.memory), direction_(direction),
           deadline_(terms.bounds_all ? its.deadline : Clock::time_point::max()), is_forced_(is_forced),
           alone_(false, its.progress, k_alone), limit_(sleep::first_piece_limit(direction)) {}
 
@@ -70,7 +71,7 @@ public:
         if (parts.empty()) return {};
         if (is_dry) return rehearse(parts);
         for (const auto& part : parts) largest_ = std::max(largest_, part.span.bytes);
-        GPU_SLEEP_TRY(its_.ground.callbacks.await_idle(its_.deadline));
+        GPU_SLEEP_TRY(uses_.callbacks.await_idle(its_.deadline));
         GPU_SLEEP_TRY(note_memory(&model::DeviceReport::free_before));
         auto done =
             guarded([&] { return direction_ == Direction::to_host ? move_out(parts) : move_in(parts); });
@@ -299,7 +300,7 @@ private:
                 });
             });
         });
-        if (!verdict) its_.ground.come_first_at_exit(); // what could not be mapped again sleeps
+        if (!verdict) uses_.come_first_at_exit(); // what could not be mapped again sleeps
         its_.ground.settle_gate();
         works_until_.reset();
         if (!held_since) return verdict;
@@ -386,6 +387,7 @@ private:
     }
 
     Operation& its_;
+    const LiveUses& uses_;
     ProgramMemory& memory_;
     const sleep::Direction direction_;
     const Clock::time_point deadline_;
@@ -406,22 +408,21 @@ private:
 
 } // namespace
 
-Result<model::Report> move_out(const Ground& ground, const Inhibitors& inhibitors,
-                               const model::LiveRequest& request, const server::ProgressSink& progress,
-                               server::Asker asker) {
-    if (inhibitors.now() && asker == server::Asker::command && !request.ignore_inhibitors)
+Result<model::Report> move_out(const Ground& ground, const LiveUses& uses, const Inhibitors& inhibitors,
+                               const model::LiveRequest& request, const server::Asking& asking) {
+    if (inhibitors.now() && asking.asker == server::Asker::command && !request.ignore_inhibitors)
         return make_error(ErrorCode::inhibited, "sleeps are inhibited");
-    Operation its(ground, progress, request, model::Operation::sleep);
+    Operation its(ground, asking.progress, request, model::Operation::sleep);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(true));
     if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply, so nothing of it can run");
     const driver::RelaxedCaptureMode relaxed(ground.memory.api());
-    LiveOperation move(its, Direction::to_host, request, request.force);
+    LiveOperation move(its, uses, Direction::to_host, request, request.force);
     GPU_SLEEP_TRY(move.run(request.tags, request.bytes, request.dry_run));
     return its.reported();
 }
 
-Result<void> move_back(Operation& wake, const model::WakeRequest& request) {
-    return LiveOperation(wake, Direction::to_device, request, false)
+Result<void> move_back(Operation& wake, const LiveUses& uses, const model::WakeRequest& request) {
+    return LiveOperation(wake, uses, Direction::to_device, request, false)
         .run(request.tags, request.live_bytes, request.dry_run);
 }
 

@@ -56,15 +56,14 @@ model::Report Operation::reported() noexcept {
     return std::move(report);
 }
 
-Result<model::Report> call(const Ground& ground, const model::CallRequest& request,
+Result<model::Report> call(const Ground& ground, Callbacks& callbacks, const model::CallRequest& request,
                            const server::ProgressSink& progress) {
     Operation its(ground, progress, request);
     const bool is_deep = GPU_SLEEP_TRY(its.begin(false));
-    its.report.changed = ground.callbacks.has_named(request.name);
+    its.report.changed = callbacks.has_named(request.name);
     if (its.report.changed && !request.dry_run) {
         if (is_deep) return make_error(ErrorCode::refused, "it sleeps deeply: no callback can run");
-        its.report.reply =
-            GPU_SLEEP_TRY(ground.callbacks.run_named(request.name, request.argument, its.deadline));
+        its.report.reply = GPU_SLEEP_TRY(callbacks.run_named(request.name, request.argument, its.deadline));
     }
     return its.reported();
 }

@@ -16,17 +16,16 @@ namespace gpu_sleep::agent::operations {
 /// moves what sleeps. For any other the gate holds back calls that end contexts.
 [[nodiscard]] std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate);
 
-/// The services that every operation uses. One for the process.
+/// Has the agent hear of the process's end before all others: called before the gate stays shut.
+using ComeFirst = void (*)() noexcept;
+
+/// What every operation uses. One for the process.
 struct Ground {
     ProgramMemory& memory;
     ProcessStatus& status;
     Turnstile& turnstile;
     DeepSleep& deep;
     GivingBack& giving_back;
-    IdleWatch& idle;
-    Callbacks& callbacks;
-    /// Has the agent hear of the process's end before all others: called before the gate stays shut.
-    void (*come_first_at_exit)() noexcept;
 
     /// Makes the gate fit what sleeps. Nothing where the program's calls are not intercepted.
     void settle_gate() const noexcept;
@@ -77,7 +76,8 @@ struct Operation {
 /// Runs the callback, while nothing sleeps or wakes, and reports its reply; in a dry run reports only whether
 /// there is one. Called on the operations thread. Errors: those of Turnstile::enter(), DeepSleep::look() and
 /// Callbacks::run_named(); refused (it sleeps deeply), no_process (it is ending).
-[[nodiscard]] Result<model::Report> call(const Ground& ground, const model::CallRequest& request,
+[[nodiscard]] Result<model::Report> call(const Ground& ground, Callbacks& callbacks,
+                                         const model::CallRequest& request,
                                          const server::ProgressSink& progress);
 
 /// Gives back all host memory that is retained, at once; in a dry run says how much that is. Called on the
@@ -85,24 +85,32 @@ struct Operation {
 [[nodiscard]] Result<model::Report> release(const Ground& ground, const model::ReleaseRequest& request,
                                             const server::ProgressSink& progress);
 
+/// What moves contents while the program runs. One for the process.
+struct LiveUses {
+    Callbacks& callbacks;
+    ComeFirst come_first_at_exit;
+};
+
 /// Moves contents of a program that goes on, piece by piece: to host memory, at the same addresses, what
 /// sleep::plan_live() chooses. Work is held back only while a piece is compared and mapped. What is written
 /// all the time stays where it is, with a note. Ends at the first error, which says what has moved and stays
 /// moved. Errors: those of plan_live(), Turnstile::enter(), Callbacks::await_idle(), Quiesce and LiveMove;
 /// inhibited, out_of_host_memory, driver_failed.
-[[nodiscard]] Result<model::Report> move_out(const Ground& ground, const Inhibitors& inhibitors,
-                                             const model::LiveRequest& request,
-                                             const server::ProgressSink& progress, server::Asker asker);
+[[nodiscard]] Result<model::Report> move_out(const Ground& ground, const LiveUses& its,
+                                             const Inhibitors& inhibitors, const model::LiveRequest& request,
+                                             const server::Asking& asking);
 /// The way back, as a part of the wake by `request`, to whose report it adds what it does. Work is held back
 /// while a piece is copied and mapped. Errors: as those of move_out().
-[[nodiscard]] Result<void> move_back(Operation& wake, const model::WakeRequest& request);
+[[nodiscard]] Result<void> move_back(Operation& wake, const LiveUses& its, const model::WakeRequest& request);
 
-/// The services that a sleep uses. One for the process.
-struct SleepGround {
-    const Ground& every;
-    Inhibitors& inhibitors;
-    torch::TorchTrim& torch_trim; ///< used by one operation at a time
+/// What a sleep uses. One for the process.
+struct SleepUses {
+    Callbacks& callbacks;
+    IdleWatch& idle;
+    const Inhibitors& inhibitors;
     Preparation& preparation;
+    torch::TorchTrim& torch_trim; ///< used by one operation at a time
+    ComeFirst come_first_at_exit;
 };
 
 /// One sleep, on the operations thread. Errors: those of Turnstile::enter(), Callbacks::run_before_sleep(),
@@ -111,15 +119,17 @@ struct SleepGround {
 ///
 /// Where it is `only_if_idle`, of which `request` is a part, a process that is not idle as asked, or works
 /// again before the point of no return, is reported unchanged, with a note that says why.
-[[nodiscard]] Result<model::Report> sleep(const SleepGround& ground, const model::SleepRequest& request,
+[[nodiscard]] Result<model::Report> sleep(const Ground& ground, const SleepUses& its,
+                                          const model::SleepRequest& request,
                                           const model::IdleSleepRequest* only_if_idle,
-                                          const server::ProgressSink& progress,
-                                          const server::DirectiveSource& directives, server::Asker asker);
+                                          const server::Asking& asking);
 
-/// When a wake was asked for, and whether it has been tried since.
-struct Asked {
-    Clock::time_point since = Clock::now();
-    bool is_tried = false;
+/// What a wake uses. One for the process.
+struct WakeUses {
+    Callbacks& callbacks;
+    IdleWatch& idle;
+    GpuLines& lines;
+    const LiveUses& live;
 };
 
 /// One wake, tried once, on the operations thread. Errors: those of Turnstile::enter(), Gate::close(),
@@ -127,9 +137,7 @@ struct Asked {
 /// some of it; those of DeepSleep::find_room(), DeepSleep::end(), GpuLines::wait_for_room() and
 /// Joint::wait_ready(); no_process (it is ending); invalid_argument (to other GPUs, and not from a deep
 /// sleep).
-[[nodiscard]] Result<model::Report> wake(const Ground& ground, GpuLines& lines,
-                                         const model::WakeRequest& request,
-                                         const server::ProgressSink& progress,
-                                         const server::DirectiveSource& directives, Asked asked);
+[[nodiscard]] Result<model::Report> wake(const Ground& ground, const WakeUses& its,
+                                         const model::WakeRequest& request, const server::Asking& asking);
 
 } // namespace gpu_sleep::agent::operations

@@ -19,37 +19,38 @@ static const char* name_of(const server::Operation& operation) noexcept {
     return "request";
 }
 
-Result<model::Report> Operations::run(const server::Operation& operation,
-                                      const server::ProgressSink& progress,
-                                      const server::DirectiveSource& directives, server::Asker asker,
-                                      Asked asked) {
+Result<model::Report> Operations::run(const server::Operation& operation, const server::Asking& asking) {
     std::optional<log::Step> step;
-    if (!asked.is_tried) step.emplace(name_of(operation));
+    if (!asking.is_tried) step.emplace(name_of(operation));
     if (const auto* const release = std::get_if<model::ReleaseRequest>(&operation))
-        return operations::release(ground_, *release, progress);
+        return operations::release(ground_, *release, asking.progress);
     if (const auto* const live = std::get_if<model::LiveRequest>(&operation))
-        return move_out(ground_, inhibitors, *live, progress, asker);
+        return move_out(ground_, live_, inhibitors, *live, asking);
     if (const auto* const call = std::get_if<model::CallRequest>(&operation))
-        return operations::call(ground_, *call, progress);
+        return operations::call(ground_, callbacks, *call, asking.progress);
     if (const auto* const sleep = model::sleep_in(operation))
-        return operations::sleep(sleeps_, *sleep, std::get_if<model::IdleSleepRequest>(&operation), progress,
-                                 directives, asker);
+        return operations::sleep(ground_, sleeps_, *sleep, std::get_if<model::IdleSleepRequest>(&operation),
+                                 asking);
     const auto& wake = std::get<model::WakeRequest>(operation);
-    if (!wake.make_room) return operations::wake(ground_, lines_, wake, progress, directives, asked);
+    if (!wake.make_room) return operations::wake(ground_, wakes_, wake, asking);
     const auto wake_by = [&](const auto& its) {
-        return operations::wake(ground_, lines_, its, progress, k_alone, asked);
+        return operations::wake(ground_, wakes_, its,
+                                {asking.progress, k_alone, asking.asker, asking.since, asking.is_tried});
     };
     if (wake.dry_run) return room.rehearse(wake_by, wake);
-    const bool is_switch = asker == server::Asker::command && wake.min_awake.count() == 0;
-    auto woken = room.wake(wake_by, wake, asked.is_tried, is_switch);
+    const bool is_switch = asking.asker == server::Asker::command && wake.min_awake.count() == 0;
+    auto woken = room.wake(wake_by, wake, asking.is_tried, is_switch);
     if (woken && is_switch) status.note_wake(); // also of one that was awake: it is to stay so
     return woken;
 }
 
 RoomMaking::Holders Operations::holders(const model::WakeRequest& request) {
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-    return room.holders([&](const auto& its) { return wake(ground_, lines_, its, nobody, k_alone, {}); },
-                        request);
+    return room.holders(
+        [&](const auto& its) {
+            return wake(ground_, wakes_, its, {nobody, k_alone});
+        },
+        request);
 }
 
 bool Operations::is_unguarded() noexcept {

@@ -18,9 +18,10 @@ class Operations {
     GpuLines lines_;
 
 public:
-    Operations(ProgramMemory& memory, std::string name, void (*comes_first_at_exit)() noexcept)
+    Operations(ProgramMemory& memory, std::string name, ComeFirst comes_first_at_exit)
         : memory_(memory), status(memory, retired_, idle, inhibitors, devices_, deep, std::move(name)),
-          ground_{memory, status, turnstile, deep, giving_back_, idle, callbacks, comes_first_at_exit} {
+          live_{callbacks, comes_first_at_exit}, sleeps_{callbacks,   idle,        inhibitors,
+                                                         preparation, torch_trim_, comes_first_at_exit} {
         callbacks.while_waiting([this] { giving_back_.while_waiting(); });
     }
     /// Where they never began in a child of fork(): another thread of the parent may have held their mutexes.
@@ -30,10 +31,7 @@ public:
     }
 
     /// Runs one, on the operations thread. Errors: those of the operation.
-    [[nodiscard]] Result<model::Report> run(const server::Operation& operation,
-                                            const server::ProgressSink& progress,
-                                            const server::DirectiveSource& directives, server::Asker asker,
-                                            Asked asked);
+    [[nodiscard]] Result<model::Report> run(const server::Operation& operation, const server::Asking& asking);
     /// Who holds the memory that such a wake lacks. On the operations thread.
     [[nodiscard]] RoomMaking::Holders holders(const model::WakeRequest& request);
     /// Does a little of what nobody waits for. False when nothing is left for now. On the operations thread.
@@ -53,8 +51,10 @@ public:
 
 private:
     GivingBack giving_back_{memory_, retired_, status, idle, preparation};
-    Ground ground_;
-    SleepGround sleeps_{ground_, inhibitors, torch_trim_, preparation};
+    const Ground ground_{memory_, status, turnstile, deep, giving_back_};
+    const LiveUses live_;
+    const SleepUses sleeps_;
+    const WakeUses wakes_{callbacks, idle, lines_, live_};
 };
 
 } // namespace gpu_sleep::agent::operations

@@ -32,21 +32,21 @@ bool is_of_driver(ErrorCode code) noexcept {
 /// One sleep. Its steps are in k_steps.
 class Sleep : public Operation {
 public:
-    Sleep(const SleepGround& its, const model::SleepRequest& request, const model::IdleSleepRequest* idle,
-          const server::ProgressSink& asker, const server::DirectiveSource& directives, server::Asker who)
-        : Operation(its.every, progress_, request, model::Operation::sleep), ground_(its), request_(request),
-          asker_(asker), progress_([this](const Progress& at) {
+    Sleep(const Ground& all, const SleepUses& its, const model::SleepRequest& request,
+          const model::IdleSleepRequest* idle, const server::Asking& asking)
+        : Operation(all, progress_, request, model::Operation::sleep), its_(its), request_(request),
+          asker_(asking.progress), progress_([this](const Progress& at) {
               return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
           }),
-          joint_(request.joint, asker, directives), who_(who), wanted_(request),
-          quiesce_(its.every, &its.torch_trim, progress_, joint_, deadline) {
-        if (idle) idleness_.emplace(its.every, its.inhibitors, *idle);
+          joint_(request.joint, asker_, asking.directives), who_(asking.asker), wanted_(request),
+          quiesce_(all, &its.torch_trim, progress_, joint_, deadline) {
+        if (idle) idleness_.emplace(all.status, all.turnstile, its.idle, its.inhibitors, *idle);
         wanted_.deep |= request.for_lock; // the driver may restore no memory that sleeps in place
         report.level = request.level;
     }
     Sleep& operator=(Sleep&&) = delete;
     ~Sleep() {
-        ground_.every.deep.end_looks();
+        ground.deep.end_looks();
         ignoring_errors([this] { settle_shared(); });
     }
 
@@ -64,7 +64,7 @@ public:
         // What looks for idle memory asks every process alike.
         if (option && !intercepts() && !is_own() && !idleness_)
             return make_error(ErrorCode::refused, "{}: {}", option, k_not_intercepted);
-        const auto inhibited = ground_.inhibitors.now();
+        const auto inhibited = its_.inhibitors.now();
         if (!inhibited || is_own() || request_.ignore_inhibitors) return {};
         const auto words = inhibited->seconds ? fmt::format("sleeps are inhibited for another {}",
                                                             format_seconds(*inhibited->seconds))
@@ -154,14 +154,14 @@ public:
     Result<void> run_callbacks() {
         const auto begun = Clock::now();
         if (sleeps_ && !event_.tags.empty())
-            GPU_SLEEP_TRY(ground.callbacks.run_before_sleep(event_, deadline, owed_));
+            GPU_SLEEP_TRY(its_.callbacks.run_before_sleep(event_, deadline, owed_));
         report.times.callbacks = seconds_since(begun);
         return {};
     }
     /// Callbacks that have made ready hear that nothing sleeps. What could not be mapped again does, though.
     void call_off() noexcept {
         if (!has_slept_ && memory.asleep_bytes() <= asleep_before_)
-            ground.callbacks.call_off(std::exchange(owed_, {}), deadline);
+            its_.callbacks.call_off(std::exchange(owed_, {}), deadline);
     }
 
     Result<void> shut_gate() {
@@ -172,7 +172,7 @@ public:
         return sleeps_ && !request_.force ? intercepted::check_calls_are_seen() : Result<void>();
     }
     void settle_gate() noexcept {
-        ground.come_first_at_exit(); // what could not be mapped again sleeps
+        its_.come_first_at_exit(); // what could not be mapped again sleeps
         ground.settle_gate();
     }
     Result<void> drain() { return holds_work() ? leave_in_place(quiesce_.drain()) : Result<void>(); }
@@ -213,9 +213,9 @@ public:
             });
         has_slept_ = report.changed;
         if (has_slept_ && scope_ == Scope::all) {
-            ground_.preparation.has_slept = true;
+            its_.preparation.has_slept = true;
             ground.deep.note_sleep();
-            ground.idle.note_sleep();
+            its_.idle.note_sleep();
         }
         return done;
     }
@@ -230,7 +230,7 @@ public:
         const bool is_paused = pauses() && scope_ == Scope::all &&
                                memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
         report.changed |= is_paused;
-        if (is_paused) ground.idle.note_sleep();
+        if (is_paused) its_.idle.note_sleep();
         if (is_paused && asleep_before_ > 0)
             ignoring_errors([&] { report.notes.emplace_back("it is paused as well"); });
         return {};
@@ -260,7 +260,7 @@ public:
         // Whoever moves contents wants their room, at once.
         const bool has_moved = sum_of(report.devices, &model::DeviceReport::relocated) > 0;
         if (is_away_ ? report.changed : has_moved) ground.giving_back.retired();
-        if (report.changed || request_.deep) ground.come_first_at_exit();
+        if (report.changed || request_.deep) its_.come_first_at_exit();
         ground.settle_gate();
         call_off();       // callbacks have freed all that was to sleep
         relaxed_.reset(); // while the driver is within reach
@@ -412,7 +412,7 @@ private:
                std::ranges::all_of(request_.stores, is_file);
     }
 
-    const SleepGround& ground_;
+    const SleepUses& its_;
     const model::SleepRequest& request_;
     const server::ProgressSink& asker_;
     const server::ProgressSink progress_; ///< the asker's, while the process is idle where that is asked for
@@ -490,17 +490,16 @@ Result<Report> Sleep::run() {
     if (!why_unchanged_.empty()) return unchanged();
     if (!done) return std::move(done).error();
     if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own() && !intercepts() &&
-        !ground.callbacks.has_before_sleep())
+        !its_.callbacks.has_before_sleep())
         ignoring_errors([&] { report.notes.emplace_back(k_not_intercepted); });
     return reported();
 }
 
 } // namespace
 
-Result<Report> sleep(const SleepGround& ground, const model::SleepRequest& request,
-                     const model::IdleSleepRequest* only_if_idle, const server::ProgressSink& progress,
-                     const server::DirectiveSource& directives, server::Asker asker) {
-    return Sleep(ground, request, only_if_idle, progress, directives, asker).run();
+Result<Report> sleep(const Ground& ground, const SleepUses& its, const model::SleepRequest& request,
+                     const model::IdleSleepRequest* only_if_idle, const server::Asking& asking) {
+    return Sleep(ground, its, request, only_if_idle, asking).run();
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -19,12 +19,13 @@ using model::Report;
 /// One try of a wake.
 class Wake : public Operation {
 public:
-    Wake(const Ground& its, GpuLines& lines, const model::WakeRequest& request,
-         const server::ProgressSink& asker, const server::DirectiveSource& directives, Asked asked)
-        : Operation(its, asker, request, model::Operation::wake), lines_(lines), request_(request),
-          joint_(request.joint, asker, directives), is_noted_(!asked.is_tried && !request.dry_run) {
+    Wake(const Ground& all, const WakeUses& its, const model::WakeRequest& request,
+         const server::Asking& asking)
+        : Operation(all, asking.progress, request, model::Operation::wake), its_(its), request_(request),
+          joint_(request.joint, asking.progress, asking.directives),
+          is_noted_(!asking.is_tried && !request.dry_run) {
         // What was asked to bound all bounds the wait for GPU memory, too.
-        if (request.bounds_all) deadline = asked.since + request.timeout + request.wait;
+        if (request.bounds_all) deadline = asking.since + request.timeout + request.wait;
     }
 
     [[nodiscard]] Result<Report> run();
@@ -54,7 +55,7 @@ public:
         const auto found = find_room({});
         Result<GpuLines::Room> room = GpuLines::Room();
         if (found || found.error().code == ErrorCode::out_of_device_memory)
-            room = lines_.wait_for_room(ground.deep.gpus(request_), find_room, deadline, [this] {
+            room = its_.lines.wait_for_room(ground.deep.gpus(request_), find_room, deadline, [this] {
                 return progress({Progress::Phase::waiting, 0, 0});
             });
         else
@@ -85,7 +86,7 @@ public:
     Result<void> shut_gate() {
         // What callbacks take comes first: once memory is awake they must run.
         event_ = std::make_shared<Event>();
-        jobs_ = ground.callbacks.draft_after_wake();
+        jobs_ = its_.callbacks.draft_after_wake();
         return shut_gate_to_wake(progress, deadline);
     }
     void settle_gate() noexcept { ground.settle_gate(); }
@@ -136,8 +137,8 @@ public:
         const auto called = Clock::now();
         if (intercepts()) memory.let_allocate();
         *event_ = {0, std::move(woken_.tags), std::move(woken_.dropped_tags), ground.deep.was_deep()};
-        ignoring_errors([&] { jobs_ = ground.callbacks.draft_after_wake(); }); // as they are by now
-        auto notes = ground.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
+        ignoring_errors([&] { jobs_ = its_.callbacks.draft_after_wake(); }); // as they are by now
+        auto notes = its_.callbacks.run_after_wake(jobs_, event_, called + request_.timeout);
         // After a refill that may have failed, what was dropped counts as not refilled, whatever was said.
         if (!notes.empty()) memory.require_refill(event_->dropped_tags);
         ignoring_errors([&] { std::ranges::move(notes, std::back_inserter(report.notes)); });
@@ -146,7 +147,7 @@ public:
     }
     Result<void> open_gate() {
         if (has_woken_) {
-            ground.idle.note_wake();
+            its_.idle.note_wake();
             ground.status.note_wake();
             memory.end_lock();
         }
@@ -202,7 +203,7 @@ private:
     /// Wakes what sleeps, the driver's part apart. Errors: as wake().
     [[nodiscard]] Result<void> wake_memory();
     [[nodiscard]] Result<void> move_live() {
-        return request_.live_bytes == 0 ? Result<void>() : move_back(*this, request_);
+        return request_.live_bytes == 0 ? Result<void>() : move_back(*this, its_.live, request_);
     }
     /// The report, with files that could not be removed, and how all stands.
     [[nodiscard]] Report completed() noexcept {
@@ -220,7 +221,7 @@ private:
         return reported();
     }
 
-    GpuLines& lines_;
+    const WakeUses& its_;
     const model::WakeRequest& request_;
     Joint joint_;
     const bool is_noted_;
@@ -282,10 +283,9 @@ Result<Report> Wake::run() {
 
 } // namespace
 
-Result<Report> wake(const Ground& ground, GpuLines& lines, const model::WakeRequest& request,
-                    const server::ProgressSink& progress, const server::DirectiveSource& directives,
-                    Asked asked) {
-    return Wake(ground, lines, request, progress, directives, asked).run();
+Result<Report> wake(const Ground& ground, const WakeUses& its, const model::WakeRequest& request,
+                    const server::Asking& asking) {
+    return Wake(ground, its, request, asking).run();
 }
 
 } // namespace gpu_sleep::agent::operations

@@ -34,6 +34,15 @@ enum class Asker {
     timer,   ///< of the agent: the process has been idle for long
 };
 
+/// How an operation is asked for, and who hears of it.
+struct Asking {
+    const ProgressSink& progress;
+    const DirectiveSource& directives; ///< may be empty where the request is not joint
+    Asker asker = Asker::command;
+    Clock::time_point since = Clock::now();
+    bool is_tried = false; ///< a wake that has been, and may wait for GPU memory
+};
+
 /// An operation that somebody has asked for.
 struct Job {
     Operation operation;

@@ -197,8 +197,8 @@ Outcome Server::outcome_of(RequestQueue::Place& place) noexcept {
     auto run = guarded([&]() -> Result<void> {
         if (place.has_waited() && !job.progress({model::Progress::Phase::waiting, 0, 0}))
             return make_error(ErrorCode::cancelled, "the request was withdrawn while waiting for GPU memory");
-        outcome = operations_.run(job.operation, job.progress, job.directives, job.asker, job.since,
-                                  place.has_waited());
+        outcome = operations_.run(job.operation,
+                                  {job.progress, job.directives, job.asker, job.since, place.has_waited()});
         return {};
     });
     return run ? *std::move(outcome) : failure(std::move(run).error());

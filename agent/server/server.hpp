@@ -24,12 +24,9 @@ public:
     /// Called on the listening thread: answers another process of this user that has a handle of memory.
     [[nodiscard]] virtual Result<SharedMemory> share(const model::SharedMemoryRequest& request,
                                                      pid_t asker) = 0;
-    /// Called on the operations thread, one at a time. `since`: when it was asked for. `directives` may be
-    /// empty where the request is not joint. A wake is tried once: one that fails for want of GPU memory is
-    /// called again while it may wait for it, then as one that is tried.
-    [[nodiscard]] virtual Outcome run(const Operation& operation, const ProgressSink& progress,
-                                      const DirectiveSource& directives, Asker asker, Clock::time_point since,
-                                      bool is_tried) = 0;
+    /// Called on the operations thread, one at a time. A wake is tried once: one that fails for want of GPU
+    /// memory is called again while it may wait for it.
+    [[nodiscard]] virtual Outcome run(const Operation& operation, const Asking& asking) = 0;
     /// Called on the operations thread: its name, as the process stands now; see k_work_thread.
     [[nodiscard]] virtual const char* work_thread_name() noexcept = 0;
     /// Called on the operations thread: how long at least until it is.

@@ -41,7 +41,7 @@ public:
             const bool locks = sleep && sleep->for_lock && at.phase == model::Progress::Phase::deep;
             return progress(at) && !locks; // the lock is there at once
         };
-        return guarded([&] { return operations_.run(operation, told, others_, asker, {}); });
+        return guarded([&] { return operations_.run(operation, {told, others_, asker}); });
     }
     /// All is as it was, the gate is open, and nothing is under way or owed.
     void check_awake() {
