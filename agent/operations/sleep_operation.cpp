@@ -18,7 +18,6 @@ namespace {
 using model::Progress;
 using model::Report;
 using Scope = sleep::Transactions::Scope;
-using Spill = sleep::Transactions::Spill;
 
 /// For calls of the driver that are under way when it is to be out of reach: they touch nothing, and are
 /// short.
@@ -314,18 +313,21 @@ private:
     bool give_files_back() {
         return sleep::telling_of_call(asker_, [this] { return ground.giving_back.files(); });
     }
-    /// If the request allows it: what host memory has no room for goes to files, or else all of it.
+    /// If the request allows it: what the first place has no room for goes to the others, or else all of it.
     bool spill_rest() {
-        if (may_spill()) spill_ = Spill::rest;
+        if (may_spill()) spill_ = model::k_other_stores;
         return may_spill();
     }
-    bool turn_to_files() {
+    bool spill_all() {
         if (!may_spill()) return false;
-        spill_ = Spill::nothing;
-        wanted_.store = model::Store::file;
+        spill_ = {};
+        wanted_.store = model::k_other_stores.front();
         wanted_.stores.clear();
         wanted_.store_is_named = false; // what sleeps stays where it is
-        ignoring_errors([&] { report.notes.emplace_back("host memory is short: contents went to files"); });
+        ignoring_errors([&] {
+            report.notes.push_back(
+                fmt::format("host memory is short: contents went to {}", model::in_words(wanted_.store)));
+        });
         return true;
     }
     [[nodiscard]] bool may_spill() const noexcept {
@@ -421,7 +423,7 @@ private:
     std::optional<Idleness> idleness_; ///< what the sleep is for, if it is for that alone
     model::SleepRequest wanted_;       ///< the request as it is carried out
     Scope scope_ = Scope::all;
-    Spill spill_ = Spill::nothing;
+    sleep::Transactions::Spill spill_;
     Quiesce quiesce_;
     std::optional<driver::RelaxedCaptureMode> relaxed_;
     std::string why_unchanged_;           ///< and no failure
@@ -441,7 +443,7 @@ const std::array<Sleep::Remedy, 5> Sleep::k_remedies{{
     {ErrorCode::out_of_host_memory, &Sleep::give_memory_back},
     {ErrorCode::out_of_disk, &Sleep::give_files_back},
     {ErrorCode::out_of_host_memory, &Sleep::spill_rest},
-    {ErrorCode::out_of_host_memory, &Sleep::turn_to_files},
+    {ErrorCode::out_of_host_memory, &Sleep::spill_all},
 }};
 
 /// A sleep, and a dry run of it as far as nothing changes.

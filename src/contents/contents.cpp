@@ -104,15 +104,18 @@ Result<Bytes> needs_of(const Batches& batches, model::Store store) {
     return sum;
 }
 
-Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std::string>& notes) const {
+Result<SaveOptions> Contents::open(const model::Choice& choice, std::span<const model::Store> others,
+                                   std::vector<std::string>& notes) const {
     SaveOptions options;
+    options.others = others;
     options.codes = !choice.raw;
     options.copies_all = choice.copy_all;
     options.checks_copies = choice.check_copies;
     options.keeps_files = choice.keep_files;
     if (choice.directory.empty()) return options;
     auto directory = store::SnapshotDirectory::open(choice.directory);
-    if (!directory && model::uses_files(choice)) return std::move(directory).error();
+    const bool uses_it = model::uses_files(choice) || !others.empty();
+    if (!directory && uses_it) return std::move(directory).error();
     if (!directory) return options;
     // Whoever looks here takes away what a crash has left.
     if (const auto removed = (*directory)->remove_leftovers(); !removed)
@@ -124,7 +127,7 @@ Result<SaveOptions> Contents::open(const model::Choice& choice, std::vector<std:
         // A sleep may try again.
         if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
     }
-    if (!model::uses_files(choice)) return options;
+    if (!uses_it) return options;
     options.store = std::make_shared<store::FileStore>(*std::move(directory), budget());
     return options;
 }

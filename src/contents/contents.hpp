@@ -24,8 +24,6 @@
 
 namespace gpu_sleep::contents {
 
-using model::k_stores;
-
 /// A piece of an arena that is worth giving back. It lives until its batch is reaped.
 struct Waste {
     store::HostArena* arena = nullptr;
@@ -55,9 +53,10 @@ public:
     [[nodiscard]] const HostUse& options() const noexcept { return options_; }
     [[nodiscard]] store::HostBudget& budget() const noexcept { return *options_.budget; }
     [[nodiscard]] store::Pinner& pinner() noexcept { return pinner_; }
-    /// Opens what `choice` wants of the stores: the place where a new one is put in. Adds to `notes` what its
-    /// user should know of what is there. Errors: not_permitted, io_failed.
-    [[nodiscard]] Result<SaveOptions> open(const model::Choice& choice,
+    /// Opens what `choice` wants of the stores, and the `others`, for what the first has no room for: the
+    /// place where a new one is put in. Adds to `notes` what its user should know of what is there. Errors:
+    /// not_permitted, io_failed.
+    [[nodiscard]] Result<SaveOptions> open(const model::Choice& choice, std::span<const model::Store> others,
                                            std::vector<std::string>& notes) const;
     /// For contents that go to `store`. Takes nothing yet.
     [[nodiscard]] std::unique_ptr<Batch> make_batch(Label label, model::Store store,

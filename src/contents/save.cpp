@@ -16,10 +16,6 @@
 namespace gpu_sleep::contents {
 namespace {
 
-/// Where room may be short, and where what has none there goes.
-constexpr auto k_first = model::k_stores.front();
-constexpr auto k_next = model::k_stores[1];
-
 const codec::BlockPlan k_raw;
 
 const codec::BlockPlan& plan_at(const std::vector<codec::BlockPlan>& plans, std::size_t block) noexcept {
@@ -181,7 +177,7 @@ Save::Allowances Save::share_room() const {
     if (!options_.room) return needs;
     for (const auto& [device, part] : parts_)
         for (const auto& item : part.items)
-            if (item.store == k_first) needs[{device, item.tag}] += new_bytes(item);
+            if (item.store == model::k_stores.front()) needs[{device, item.tag}] += new_bytes(item);
     auto room = *options_.room;
     auto allowances = needs;
     for (const auto& [tag, bytes] : needs) {
@@ -252,8 +248,8 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes&
             }
         }
         const auto room = room_for(plan, memory.bytes);
-        const bool has_room = item.store != k_first || allowance >= room;
-        place(part, device, item, has_room ? item.store : k_next, block, memory, plan);
+        const bool has_room = item.store != model::k_stores.front() || allowance >= room;
+        place(part, device, item, has_room ? item.store : options_.others.front(), block, memory, plan);
         // What follows goes there, too: it lies together.
         allowance = has_room ? allowance - room : 0;
         if (!has_room) spilled_ += memory.bytes;

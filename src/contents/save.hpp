@@ -56,7 +56,7 @@ public:
     // Once it is laid out:
     /// What `store` must take at most, besides what it has. Errors: io_failed.
     [[nodiscard]] Result<Bytes> needs(model::Store store) const;
-    /// Bytes that go to other places than they were to, for want of room (SaveOptions::room).
+    /// Bytes that go to other places than they were to, for want of room (SaveOptions::others).
     [[nodiscard]] Bytes spilled() const noexcept { return spilled_; }
 
     /// Reserves what it needs of the host. Errors: out_of_host_memory.

@@ -239,9 +239,10 @@ struct SaveOptions {
     bool copies_all = false;     ///< also what is retained and has not changed
     bool checks_copies = false;  ///< reads what is in host memory before the sleep counts
     bool codes = true;           ///< what goes to the host cache, where that makes it smaller
-    /// New contents that may go where they are to: whole tags as far as they fit, then whole blocks; the rest
-    /// goes to the other places, in the order of model::k_stores. Unset: all.
+    /// New contents that may go to the first of model::k_stores: whole tags as far as they fit, then whole
+    /// blocks. Unset: all.
     std::optional<Bytes> room{};
+    std::span<const model::Store> others{}; ///< where the rest goes, in this order
 };
 
 /// A block to be copied between its place and its memory on the device.

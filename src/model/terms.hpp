@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -90,9 +91,14 @@ enum class Store : std::uint8_t {
 [[nodiscard]] constexpr std::string_view to_string(Store store) noexcept {
     return word_of(store, {"host", "file"});
 }
+/// In a sentence.
+[[nodiscard]] constexpr std::string_view in_words(Store store) noexcept {
+    return word_of(store, {"host memory", "files"});
+}
 
-/// All stores there are.
+/// All stores there are: what the first has no room for may go to the others, in this order.
 inline constexpr std::array k_stores{Store::host, Store::file};
+inline constexpr auto k_other_stores = std::span(k_stores).subspan<1>();
 
 /// The store of one tag.
 struct TagStore {

@@ -215,8 +215,9 @@ void SleepTransaction::describe(model::Report& report) const {
     note_in_place(plan_, report);
     if (save_.spilled() != 0)
         ignoring_errors([&] {
-            report.notes.push_back(fmt::format("host memory is short: {} of contents went to files",
-                                               format_bytes(save_.spilled())));
+            report.notes.push_back(fmt::format("host memory is short: {} of contents went to {}",
+                                               format_bytes(save_.spilled()),
+                                               model::in_words(model::k_other_stores.front())));
         });
     if (unreleased_ == 0) return;
     ignoring_errors([&] {

@@ -77,9 +77,9 @@ void add_moved(const SleepPlan& plan, const contents::Relocation& move, model::R
     for (auto& device : report.devices) device.relocated += move.bytes(device.device);
 }
 
-/// What may go to host memory when the rest goes to files, whose writing takes some, too: a ring, and twice
-/// as much in buffers.
-Bytes room_beside_files(const contents::SaveOptions& save, const contents::HostUse& options) {
+/// What may go to host memory when the rest goes elsewhere, which takes some, too: a ring, and twice as much
+/// in buffers.
+Bytes room_beside_others(const contents::SaveOptions& save, const contents::HostUse& options) {
     // Files in host memory take of the same, and are smaller.
     if (save.store->is_in_memory) return 0;
     const auto space = options.budget->room().bytes;
@@ -105,20 +105,17 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
                    : add_memory([](Bytes free, Bytes released) { return free + released; }, report);
     }
     if (plan.is_empty()) return {};
-    auto opened = static_cast<const model::Choice&>(request);
-    if (spill == Spill::rest) opened.store = model::Store::file; // its directory is needed now
-    const auto open = [&] { return contents_.open(opened, report.notes); };
+    const auto open = [&] { return contents_.open(request, spill, report.notes); };
     // A directory's leftovers are removed.
-    auto options =
-        GPU_SLEEP_TRY(model::uses_files(opened) ? telling_of_call(control.progress, open) : open());
-    if (spill == Spill::rest) options.room = room_beside_files(options, contents_.options());
+    const bool takes_time = model::uses_files(request) || !spill.empty();
+    auto options = GPU_SLEEP_TRY(takes_time ? telling_of_call(control.progress, open) : open());
+    if (!spill.empty()) options.room = room_beside_others(options, contents_.options());
     const auto protect = [](contents::Contents* contents) { contents->protect(); };
     const std::unique_ptr<contents::Contents, decltype(protect)> copying(&contents_, protect);
     // Until it is admitted nothing has moved. No memory of the device is touched for it, and nobody wakes.
     contents::Relocation move(contents_, options);
     draft_moves(plan, move);
-    SleepTransaction transaction(api_, contents_, plan, std::move(options),
-                                 request.spill && spill == Spill::nothing);
+    SleepTransaction transaction(api_, contents_, plan, std::move(options), request.spill && spill.empty());
     const auto start = Clock::now();
     {
         const log::Step step("copy contents");
@@ -161,20 +158,21 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
     contents::Relocation move(contents_, {});
     draft_moves(plan, move);
     add_moved(plan, move, report);
-    for (const auto store : contents::k_stores) {
+    for (const auto store : model::k_stores) {
         const auto saved = save.needs(store);
         const auto moved = move.needs(store);
         if (!saved || !moved) return saved ? moved.error() : saved.error();
         contents_.note_needs(store, *saved + *moved, request, false, report);
     }
-    if (request.spill) {
+    const auto in_first = GPU_SLEEP_TRY(save.needs(model::k_stores.front()));
+    if (!request.spill || in_first == 0) return {};
+    for (const auto store : model::k_other_stores) {
         // At most all of it: how much is zero is not known.
-        const auto in_host = GPU_SLEEP_TRY(save.needs(model::Store::host));
         contents::Save spilled(contents_, {}, plan.devices.size());
-        static_cast<void>(draft(plan, spilled, model::Store::file));
+        static_cast<void>(draft(plan, spilled, store));
         spilled.lay_out();
-        const auto in_files = GPU_SLEEP_TRY(spilled.needs(model::Store::file));
-        if (in_host > 0) contents_.note_needs(model::Store::file, in_files, request, true, report);
+        const auto needed = GPU_SLEEP_TRY(spilled.needs(store));
+        contents_.note_needs(store, needed, request, true, report);
     }
     return {};
 }

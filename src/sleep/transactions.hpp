@@ -57,11 +57,9 @@ public:
         copies, ///< of that, only what is kept already, for which the driver is not needed
         deep    ///< the driver is out of reach: only kept copies are moved or given up
     };
-    /// Which contents for host memory go to files.
-    enum class Spill {
-        nothing,
-        rest ///< what host memory has no room for now
-    };
+    /// Where contents go that the first of model::k_stores has no room for now: the other places, in this
+    /// order. None: it must have room.
+    using Spill = std::span<const model::Store>;
     /// Fills in `report` what the transaction did on each device, and its times. Nothing to do: not changed.
     /// Tries once: to use files when host memory is short (SleepRequest::spill) is the caller's. Where the
     /// request allows that, a sleep that host memory has no room for fails before anything is copied.
@@ -69,8 +67,7 @@ public:
     /// directory), damaged (what was to move), driver_failed, context_lost, cancelled, timed_out: all is as
     /// it was before.
     [[nodiscard]] Result<void> sleep(const model::SleepRequest& request, const Control& control,
-                                     model::Report& report, Scope scope = Scope::all,
-                                     Spill spill = Spill::nothing);
+                                     model::Report& report, Scope scope = Scope::all, Spill spill = {});
 
     /// Tries once: waiting for GPU memory (WakeRequest::wait) is the caller's,
     /// who can let the mutex go meanwhile. A tag whose contents are damaged, or whose file cannot be read,

@@ -37,7 +37,7 @@ struct Short {
         options.budget = &budget;
         return options;
     }
-    [[nodiscard]] Result<void> sleep(Spill spill = Spill::rest, model::Report* report = nullptr) {
+    [[nodiscard]] Result<void> sleep(Spill spill = model::k_other_stores, model::Report* report = nullptr) {
         model::Report own;
         static_cast<void>(fixture.engine().contents().reap());
         budget.limit(fixture.host_bytes() + g_space);
@@ -92,7 +92,7 @@ TEST_CASE("Spill: only the tags, and the blocks of a tag, that have no room go t
     g_space = row.space;
     Short host;
     model::Report report;
-    REQUIRE(host.sleep(Spill::rest, &report));
+    REQUIRE(host.sleep(model::k_other_stores, &report));
     CHECK(host.in_files() == row.in_files);
     Bytes in_files = 0;
     for (const auto& [tag, bytes] : row.in_files) in_files += bytes;
@@ -106,13 +106,13 @@ TEST_CASE("Spill: what has no room fails before anything is copied, where files 
     g_space = 13 * k_mib - 1;
     Short host;
     sim_reset_counts();
-    CHECK(error_of(host.sleep(Spill::nothing)).code == ErrorCode::out_of_host_memory);
+    CHECK(error_of(host.sleep({})).code == ErrorCode::out_of_host_memory);
     CHECK(sim_calls("cuMemcpyDtoHAsync") == 0);
     CHECK(sim_calls("cuMemHostRegister") == 0);
     CHECK(host.fixture.state() == State::awake);
     CHECK(host.fixture.all_intact());
     g_space = 13 * k_mib;
-    REQUIRE(host.sleep(Spill::nothing));
+    REQUIRE(host.sleep({}));
     CHECK(host.files() == 0);
     host.wake();
 }
@@ -127,13 +127,13 @@ TEST_CASE("Spill: what is retained needs no room, and what lies in files is not 
     CHECK(host.fixture.retained_bytes() == in_host);
     g_space = 0; // all that is new goes to files
     model::Report report;
-    REQUIRE(host.sleep(Spill::rest, &report));
+    REQUIRE(host.sleep(model::k_other_stores, &report));
     CHECK(host.fixture.host_bytes() == in_host);
     CHECK(report.devices[0].copied + report.devices[1].copied == 5 * k_mib);
     host.wake();
     host.fixture.change(1, 17);
     g_space = 64 * k_mib;
-    REQUIRE(host.sleep(Spill::nothing));
+    REQUIRE(host.sleep({}));
     CHECK(host.fixture.host_bytes() == 13 * k_mib);
     host.wake();
     CHECK(host.fixture.retained_bytes() == 13 * k_mib);
@@ -147,10 +147,10 @@ TEST_CASE("Spill: what was prepared for the device is room", "[spill]") {
     const auto piece = need(contents.prepare_piece());
     contents.add_prepared(0, *piece);
     g_space = 15 * k_mib - 1;
-    REQUIRE_FALSE(host.sleep(Spill::nothing));
+    REQUIRE_FALSE(host.sleep({}));
     CHECK(contents.prepared(0) == k_piece);
     g_space = 15 * k_mib;
-    REQUIRE(host.sleep(Spill::nothing));
+    REQUIRE(host.sleep({}));
     CHECK(contents.prepared(0) == 0);
     CHECK(host.files() == 0);
     host.wake();
@@ -161,16 +161,16 @@ TEST_CASE("Spill: a kept file that has not changed is used though host memory is
     Short host;
     host.request.stores = {{"middle", Store::file}};
     host.request.keep_files = true;
-    REQUIRE(host.sleep(Spill::nothing));
+    REQUIRE(host.sleep({}));
     REQUIRE(host.fixture.wake());
     CHECK(host.files() == 1);
     g_space = 5 * k_mib;
-    REQUIRE_FALSE(host.sleep(Spill::nothing));
+    REQUIRE_FALSE(host.sleep({}));
     CHECK(host.fixture.file_bytes() == 0);
     CHECK(descriptors_in(host.request.directory).empty()); // as it was left
     CHECK(host.fixture.engine().forget_retained_beside(host.request) == 0);
     model::Report report;
-    REQUIRE(host.sleep(Spill::rest, &report));
+    REQUIRE(host.sleep(model::k_other_stores, &report));
     CHECK(report.devices[0].copied + report.devices[1].copied == 9 * k_mib); // all but middle
     host.fixture.wake_whole();
 }

@@ -160,7 +160,7 @@ TEST_CASE("Unchanged files: a batch says what it takes before it has begun, and 
     Woken woken;
     auto& contents = woken.fixture.engine().contents();
     std::vector<std::string> notes;
-    const auto options = need(contents.open(woken.request, notes));
+    const auto options = need(contents.open(woken.request, {}, notes));
     const auto batch = contents.make_batch({0, "weights"}, Store::file, options);
     static_cast<void>(batch->add(1, {k_mib, k_mib}));
     const auto needs = need(batch->needs());
