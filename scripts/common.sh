@@ -31,15 +31,19 @@ cuda_bin() {
     return 1
 }
 
-# configure PRESET: quick when nothing changed.
+# configure PRESET: nothing where what it finds is as before: its options, the presets, and the packages that are installed. Of
+# CMake's own files the build knows.
 configure() {
-    local options=()
+    local options=() known=$root/build/$1/configured now
     command -v ccache >/dev/null &&
         options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
     case $1 in
     ci | release | bench) options+=(-DGPU_SLEEP_SYSROOT="$([[ ! -d $root/build/sysroot ]] || echo "$root/build/sysroot")") ;;
     esac
-    PATH="$(cuda_bin):$PATH" cmake -S "$root" --preset "$1" "${options[@]}" >&2
+    now=$(printf '%s\n' "${options[@]}" "$(cuda_bin)" "$(stat -c %y /var/lib/dpkg/status 2>/dev/null || date)"
+        cat "$root/CMakePresets.json")
+    [[ -e $root/build/$1/build.ninja && $now == "$(cat "$known" 2>/dev/null)" ]] && return
+    PATH="$(cuda_bin):$PATH" cmake -S "$root" --preset "$1" "${options[@]}" >&2 && echo "$now" >"$known"
 }
 
 # build PRESET [TARGET...]: configures, then builds the targets, or those of the preset, which are all unless it says.
