@@ -10,14 +10,7 @@
 using namespace gpu_sleep;
 using store::Headroom;
 using store::HostArena;
-using test::FakePinner;
-using test::make_arena;
-using test::make_arenas;
-using test::plenty;
-using test::populated;
-using test::prepare_under;
-using test::start;
-using test::with_headroom;
+using namespace test;
 
 namespace {
 

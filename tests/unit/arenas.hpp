@@ -10,8 +10,6 @@
 #include "support/mapping.hpp"
 #include "support/result_printing.hpp"
 
-#include <initializer_list>
-
 namespace gpu_sleep::test {
 
 using Arenas = std::vector<std::unique_ptr<store::HostArena>>;

@@ -17,9 +17,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::codec;
-using test::ByteVector;
-using test::encode_block;
-using test::measure_block;
+using namespace test;
 
 namespace {
 

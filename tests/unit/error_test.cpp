@@ -8,8 +8,6 @@
 
 #include "support/catch.hpp"
 
-#include <initializer_list>
-
 using namespace gpu_sleep;
 
 TEST_CASE("Errors: each code has one row, one number and one name", "[error]") {

@@ -12,8 +12,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::MemoryContents;
-using test::Scratch;
+using namespace test;
 
 /// Chunks in memory, as coded.
 class MemoryStore {

@@ -12,8 +12,7 @@
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::driver;
-using test::fixed_key;
-using test::numbers;
+using namespace test;
 
 namespace {
 

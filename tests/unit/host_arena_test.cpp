@@ -9,14 +9,7 @@ using namespace gpu_sleep;
 using store::ArenaPreparer;
 using store::Headroom;
 using store::HostArena;
-using test::Arenas;
-using test::FakePinner;
-using test::make_arena;
-using test::make_arenas;
-using test::plenty;
-using test::prepare_under;
-using test::start;
-using test::with_headroom;
+using namespace test;
 
 namespace {
 

@@ -9,7 +9,6 @@
 #include "support/sanitized.hpp"
 
 #include <cmath>
-#include <initializer_list>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::model;

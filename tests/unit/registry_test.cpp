@@ -7,12 +7,6 @@
 #include "support/catch.hpp"
 #include "support/failing_new.hpp"
 
-#include <cstdint>
-#include <mutex>
-#include <string_view>
-#include <thread>
-#include <utility>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::agent::registry;
 

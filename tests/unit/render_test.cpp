@@ -18,8 +18,7 @@ using namespace gpu_sleep::control;
 
 namespace {
 
-using test::Printed;
-using test::sample_process;
+using namespace test;
 using PrintedRow = Printed::Row;
 using Sentences = std::vector<std::string>;
 

@@ -9,10 +9,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::k_nobody;
-using test::MemoryContents;
-using test::small_read;
-using test::small_write;
+using namespace test;
 
 /// A snapshot, all of whose descriptors the program has closed.
 struct Closed {

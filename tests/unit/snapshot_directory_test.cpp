@@ -10,9 +10,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::k_nobody;
-using test::mentions;
-using test::Scratch;
+using namespace test;
 using Kind = SnapshotName::Kind;
 
 TEST_CASE("Snapshot names: read as they are written, and no others", "[store]") {

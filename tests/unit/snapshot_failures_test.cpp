@@ -10,10 +10,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::MemoryContents;
-using test::Scratch;
-using test::small_read;
-using test::small_write;
+using namespace test;
 
 TEST_CASE("Snapshots: a flush, a rename or a header that fails leaves nothing behind", "[store]") {
     const Scratch directory;

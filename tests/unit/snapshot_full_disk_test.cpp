@@ -12,11 +12,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::MemoryContents;
-using test::Scratch;
-using test::small_read;
-using test::small_write;
-using test::SmallDisk;
+using namespace test;
 
 /// A queue whose n-th write fails.
 class FullDisk final : public IoQueue {

@@ -10,12 +10,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::ByteVector;
-using test::MemoryContents;
-using test::read_all;
-using test::Scratch;
-using test::small_read;
-using test::small_write;
+using namespace test;
 
 TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in little time and room",
           "[store]") {

@@ -13,8 +13,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::g_allocations;
-using test::Scratch;
+using namespace test;
 
 /// Contents that take no memory once they are made.
 class Contents final : public ChunkSource, public ChunkSink {

@@ -9,9 +9,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::as_user;
-using test::k_one_user;
-using test::k_other_user;
+using namespace test;
 
 /// A directory that is everybody's, as /tmp is.
 class CommonPlace {

@@ -7,12 +7,7 @@
 namespace gpu_sleep::store {
 namespace {
 
-using test::ByteVector;
-using test::MemoryContents;
-using test::read_all;
-using test::Scratch;
-using test::small_read;
-using test::small_write;
+using namespace test;
 
 TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past the page cache or not",
           "[store]") {
