@@ -157,7 +157,8 @@ Agent::Agent()
       journal_(journal_of_environment()), server_(*this),
       touch_waker_(operations_, server_, touch_request_of_environment()),
       host_budget_(bytes_setting(model::environment::k_host_budget)) {
-    operations_.status.set_group(name_in_environment(model::environment::k_group));
+    operations_.status.note(&operations::ProcessStatus::Notes::group,
+                            name_in_environment(model::environment::k_group));
     inhibit_by_environment(operations_.inhibitors);
     store::HostBudget::own().limit(host_budget_);
     for (const auto& [tag, bytes] : live_bytes_of_environment()) memory_.set_live_bytes(tag, bytes);
@@ -331,7 +332,7 @@ void Agent::ended(const server::Job& job, const server::Outcome& outcome) noexce
     const auto transition = transitions_.count(job.operation, outcome, seconds);
     if (!transition) return;
     ignoring_errors([&] {
-        const auto event = transitions_.describe(*transition, job, outcome, operations_.status.name());
+        const auto event = transitions_.describe(*transition, job, outcome, operations_.status.notes().name);
         lifecycle::write_journal(journal_, *transition, outcome, seconds, event);
     });
 }

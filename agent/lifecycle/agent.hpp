@@ -37,7 +37,7 @@ public:
     [[nodiscard]] Result<void> allow_access(driver::DeviceAddress address, int device);
     void set_name(std::string_view name) {
         server_.show_renamed();
-        operations_.status.set_name(name);
+        operations_.status.note(&operations::ProcessStatus::Notes::name, std::string(name));
     }
 
     [[nodiscard]] ProgramMemory& memory() noexcept { return memory_; }

@@ -62,7 +62,7 @@ void TouchWaker::note_end(const server::Outcome& outcome) {
     if (failure && failure->error.code != ErrorCode::cancelled)
         return tell(failure->error, &is_trouble_said_);
     if (failure) gate::Gate::instance().wake_cancelled();
-    operations_.status.set_touch_trouble({});
+    operations_.status.note(&operations::ProcessStatus::Notes::touch_trouble, {});
 }
 
 void TouchWaker::tell(const Error& error, std::atomic<bool>* is_said) {
@@ -72,7 +72,7 @@ void TouchWaker::tell(const Error& error, std::atomic<bool>* is_said) {
                                                 traits(error.code).advice)
                                   : "GPU work could not wake this process yet: " + error.message;
     if (is_said && !is_said->exchange(true)) log::warning("{}", trouble);
-    operations_.status.set_touch_trouble(trouble);
+    operations_.status.note(&operations::ProcessStatus::Notes::touch_trouble, trouble);
 }
 
 } // namespace gpu_sleep::agent::lifecycle

@@ -4,7 +4,6 @@
 
 #include "operations/deep_sleep.hpp"
 
-#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "intercepted/memory.hpp"
 #include "intercepted/objects.hpp"

@@ -86,22 +86,21 @@ bool GivingBack::in_time() {
     });
 }
 
-/// Pins a little of what a sleep has left to be pinned. False when nothing is left.
-bool GivingBack::pin_some() {
-    if (!memory_.may_call_driver()) return false;
-    auto* const batch =
-        memory_.with_lock([](const LockedMemory& locked) { return locked.contents().find_unpinned(); });
-    if (!batch) return false;
-    const std::shared_lock contexts(registry::books().contexts.alive, std::try_to_lock);
-    if (contexts)
-        static_cast<void>(batch->pin_some()); // freed meanwhile, it lives until this thread reaps it
-    else
-        std::this_thread::sleep_for(Milliseconds(1));
-    return true;
-}
-
 bool GivingBack::some() {
-    return in_time() || in_time(is_any_awake(), [this] { return pin_some(); }) ||
+    /// Pins a little of what a sleep has left to be pinned. False when nothing is left.
+    const auto pin_some = [this] {
+        if (!memory_.may_call_driver()) return false;
+        auto* const batch =
+            memory_.with_lock([](const LockedMemory& locked) { return locked.contents().find_unpinned(); });
+        if (!batch) return false;
+        const std::shared_lock contexts(registry::books().contexts.alive, std::try_to_lock);
+        if (contexts)
+            static_cast<void>(batch->pin_some()); // freed meanwhile, it lives until this thread reaps it
+        else
+            std::this_thread::sleep_for(Milliseconds(1));
+        return true;
+    };
+    return in_time() || in_time(is_any_awake(), pin_some) ||
            in_time(is_any_awake(), [this] { return preparation_.prepare_some(memory_); });
 }
 

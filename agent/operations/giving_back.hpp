@@ -48,7 +48,6 @@ private:
     template <class Work>
     [[nodiscard]] bool in_time(bool may_rest, Work&& work);
     [[nodiscard]] bool in_time();
-    [[nodiscard]] bool pin_some();
 
     ProgramMemory& memory_;
     RetiredContents& retired_;

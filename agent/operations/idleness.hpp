@@ -20,9 +20,14 @@ public:
     [[nodiscard]] std::string find() {
         const auto state = status_.state();
         const bool is_asleep = state == model::State::asleep || state == model::State::damaged;
-        if (is_asleep && request_.sleep.store_is_named) return find_unused();
-        if (is_asleep) return "it is already asleep";
+        if (is_asleep && !request_.sleep.store_is_named) return "it is already asleep";
         if (inhibitors_.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
+        if (is_asleep) {
+            const auto now = status_.report();
+            if (now.waiting > 0) return "work waits for it to wake";
+            // Time asleep counts as idle.
+            return why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
+        }
         if (turnstile_.is_held()) return k_held_back;
         const auto idle = watch_.find();
         if (!idle) return "it is not known whether it is idle";
@@ -46,13 +51,6 @@ public:
     [[nodiscard]] bool is_over() const noexcept { return is_over_; }
 
 private:
-    [[nodiscard]] std::string find_unused() {
-        if (inhibitors_.now() && !request_.sleep.ignore_inhibitors) return "sleeps are inhibited";
-        const auto now = status_.report();
-        if (now.waiting > 0) return "work waits for it to wake";
-        // Time asleep counts as idle.
-        return why_too_short(std::max(now.idle_seconds.value_or(0), now.state_seconds));
-    }
     /// Why `seconds` are too few, or nothing.
     [[nodiscard]] std::string why_too_short(double seconds) const {
         const auto wanted = std::chrono::duration<double>(request_.only_if_idle).count();

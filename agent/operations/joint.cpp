@@ -6,14 +6,6 @@
 
 namespace gpu_sleep::agent::operations {
 
-Error withdrawn() {
-    return make_error(ErrorCode::cancelled, "the request was withdrawn");
-}
-
-Error process_is_ending() {
-    return make_error(ErrorCode::no_process, "the process is ending");
-}
-
 Result<void> Joint::announce() {
     if (!is_joint_ || progress_({model::Progress::Phase::waiting, 0, 0})) return {};
     return withdrawn();

@@ -11,9 +11,13 @@
 namespace gpu_sleep::agent::operations {
 
 /// Why an operation ends whose asker does not want it any more.
-[[nodiscard]] Error withdrawn();
+[[nodiscard]] inline Error withdrawn() {
+    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+}
 /// Why nothing is done any more.
-[[nodiscard]] Error process_is_ending();
+[[nodiscard]] inline Error process_is_ending() {
+    return make_error(ErrorCode::no_process, "the process is ending");
+}
 
 /// Of an operation that no other process takes part in.
 inline const server::DirectiveSource k_alone{};

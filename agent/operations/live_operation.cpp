@@ -27,28 +27,11 @@ constexpr Milliseconds k_patience_with_ends{10'000};
 /// For how long a program is left to its work, at most, between two pauses.
 constexpr Milliseconds k_most_rest{100};
 
+constexpr const char* k_thread = "gpu-sleep-live";
+
 std::string_view words_of(Direction direction) noexcept {
     return direction == Direction::to_host ? "to host memory" : "back to the GPU";
 }
-
-/// Work on a thread of its own, or on the caller's where there is none to be had.
-class Beside {
-public:
-    explicit Beside(const std::function<void()>& work) {
-        if (auto thread = guarded([&] { return start_quiet_thread("gpu-sleep-live", work); }))
-            thread_ = *std::move(thread);
-        else
-            work();
-    }
-    Beside& operator=(Beside&&) = delete;
-    ~Beside() { wait(); }
-    void wait() {
-        if (thread_.joinable()) thread_.join();
-    }
-
-private:
-    std::thread thread_;
-};
 
 /// One move, in the turn of the operation that makes it. On the operations thread.
 class LiveOperation {
@@ -161,9 +144,9 @@ private:
             GPU_SLEEP_TRY(check_may_go_on(done, total));
             GPU_SLEEP_TRY(guarded([&] { return piece->create(); }));
             // Host memory takes as long to be released as to be copied.
-            std::optional<Beside> releasing;
+            std::optional<sleep::Beside> releasing;
             if (moved)
-                releasing.emplace([&] {
+                releasing.emplace(k_thread, [&] {
                     const driver::RelaxedCaptureMode relaxed(memory_.api());
                     moved->let_go();
                 });
@@ -203,7 +186,7 @@ private:
                              Result<void>& created) {
         if (next) created = count_host(piece ? piece->bytes() : 0, next->bytes());
         // Not beside the swap: the driver makes memory in the same turn as it maps some, a piece at a time.
-        Beside beside([&] {
+        sleep::Beside beside(k_thread, [&] {
             const driver::RelaxedCaptureMode relaxed(memory_.api());
             if (moved) moved->let_go();
             if (next && created) created = guarded([&] { return next->create(); });

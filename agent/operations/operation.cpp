@@ -4,7 +4,6 @@
 
 #include "operations/operation.hpp"
 
-#include "base/log.hpp"
 #include "common/interception.hpp"
 #include "intercepted/memory.hpp"
 #include "registry/registry.hpp"
@@ -17,7 +16,7 @@ std::shared_lock<std::shared_mutex> keep_contexts(bool leaves_gate) {
 }
 
 void Ground::settle_gate() const noexcept {
-    if (intercepts() && !memory.settle_gate()) status.set_touch_trouble({});
+    if (intercepts() && !memory.settle_gate()) status.note(&ProcessStatus::Notes::touch_trouble, {});
 }
 
 Result<void> Operation::take_turn(bool is_sleep) {

@@ -4,8 +4,6 @@
 
 #include "operations/operations.hpp"
 
-#include "base/log.hpp"
-#include "common/interception.hpp"
 #include "intercepted/calls.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -40,21 +38,17 @@ Result<model::Report> Operations::run(const server::Operation& operation, const 
     if (wake.dry_run) return room.rehearse(wake_by, wake);
     const bool is_switch = asking.asker == server::Asker::command && wake.min_awake.count() == 0;
     auto woken = room.wake(wake_by, wake, asking.is_tried, is_switch);
-    if (woken && is_switch) status.note_wake(); // also of one that was awake: it is to stay so
+    if (woken && is_switch)
+        status.note(&ProcessStatus::Notes::woken,
+                    Clock::now()); // also of one that was awake: it is to stay so
     return woken;
 }
 
-RoomMaking::Holders Operations::holders(const model::WakeRequest& request) {
+RoomMaking::Holders Operations::holders(model::WakeRequest request) {
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
-    return room.holders(
-        [&](const auto& its) {
-            return wake(ground_, wakes_, its, {nobody, k_alone});
-        },
-        request);
-}
-
-bool Operations::is_unguarded() noexcept {
-    return !intercepts() && !callbacks.has_before_sleep();
+    request.dry_run = true;
+    const auto rehearsed = wake(ground_, wakes_, request, {nobody, k_alone});
+    return rehearsed ? room.holders(*rehearsed) : RoomMaking::Holders();
 }
 
 /// Where an allocation of the program has failed: who has the GPU memory, and the command that makes room.

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "common/interception.hpp"
 #include "operations/operation.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -33,11 +34,11 @@ public:
     /// Runs one, on the operations thread. Errors: those of the operation.
     [[nodiscard]] Result<model::Report> run(const server::Operation& operation, const server::Asking& asking);
     /// Who holds the memory that such a wake lacks. On the operations thread.
-    [[nodiscard]] RoomMaking::Holders holders(const model::WakeRequest& request);
+    [[nodiscard]] RoomMaking::Holders holders(model::WakeRequest request);
     /// Does a little of what nobody waits for. False when nothing is left for now. On the operations thread.
     [[nodiscard]] bool tidy();
     /// Whether nobody keeps the program's work from what sleeps: neither the gate nor a callback.
-    [[nodiscard]] bool is_unguarded() noexcept;
+    [[nodiscard]] bool is_unguarded() noexcept { return !intercepts() && !callbacks.has_before_sleep(); }
 
     // What the program and its environment say to operations, and what is said of the process:
     IdleWatch idle;

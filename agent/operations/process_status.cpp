@@ -63,8 +63,8 @@ Report ProcessStatus::report() {
     if (!report.deep && report.deep_refusal.empty()) report.deep_refusal = std::move(why_not_deep);
     if (report.on_touch != model::OnTouch::wake || gate::Gate::instance().waiting().held_now == 0)
         return report;
-    const MutexLock lock(mutex_);
-    if (!touch_trouble_.empty()) report.notes.push_back(touch_trouble_);
+    if (auto trouble = this->notes().touch_trouble; !trouble.empty())
+        report.notes.push_back(std::move(trouble));
     return report;
 }
 
@@ -84,13 +84,10 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
                                       : model::GateState::shut;
     locked.describe(report);
     report.state = state_with(report.state);
-    {
-        const MutexLock lock(mutex_);
-        report.name = name_;
-        report.group = group_;
-        report.woken_bytes = woken_bytes_;
-        report.woken_seconds = woken_seconds_;
-    }
+    const auto notes = this->notes();
+    report.name = notes.name;
+    report.group = notes.group;
+    std::tie(report.woken_bytes, report.woken_seconds) = notes.brought_back;
     report.seconds_since_wake = seconds_since_wake();
     const auto waiting = gate.waiting();
     report.waiting = waiting.held_now;

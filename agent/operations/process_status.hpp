@@ -17,47 +17,38 @@ public:
                   const Inhibitors& inhibitors, KnownDevices& devices, const DeepSleep& deep,
                   std::string name)
         : memory_(memory), retired_(retired), idle_(idle), inhibitors_(inhibitors), devices_(devices),
-          deep_(deep), name_(std::move(name)) {}
+          deep_(deep) {
+        notes_.name = std::move(name);
+    }
 
     /// How all stands; as it was before, while a transaction moves contents for a long time.
     [[nodiscard]] model::Report report();
     /// The state of all memory, as report() tells it. Allocates nothing.
     [[nodiscard]] model::State state() noexcept;
-    void set_name(std::string_view name) {
+    /// What others note of the process.
+    struct Notes {
+        std::string name;
+        std::string group;
+        std::pair<Bytes, double> brought_back{}; ///< contents by a wake, and in how many seconds
+        std::optional<Clock::time_point> woken;  ///< when memory came back, or a pause ended, last
+        /// Why the last wake for a touch failed; empty: it did not. report() says so while touches wait for
+        /// another try.
+        std::string touch_trouble;
+    };
+    template <class T>
+    void note(T Notes::*member, const std::type_identity_t<T>& value) {
         const MutexLock lock(mutex_);
-        name_ = name;
+        notes_.*member = value;
     }
-    [[nodiscard]] std::string name() {
+    [[nodiscard]] Notes notes() const {
         const MutexLock lock(mutex_);
-        return name_;
-    }
-    void set_group(std::string_view group) {
-        const MutexLock lock(mutex_);
-        group_ = group;
-    }
-    /// Remembers how much contents a wake has brought back, and how long that took.
-    void set_woken(Bytes bytes, double seconds) {
-        const MutexLock lock(mutex_);
-        woken_bytes_ = bytes;
-        woken_seconds_ = seconds;
-    }
-    /// Memory has come back, or a pause has ended.
-    void note_wake() noexcept {
-        const MutexLock lock(mutex_);
-        woken_ = Clock::now();
+        return notes_;
     }
     /// Since it came back last, in seconds; nothing if it never slept.
     [[nodiscard]] std::optional<double> seconds_since_wake() const noexcept {
         const MutexLock lock(mutex_);
-        return woken_ ? std::optional(seconds_since(*woken_)) : std::nullopt;
+        return notes_.woken ? std::optional(seconds_since(*notes_.woken)) : std::nullopt;
     }
-    /// Remembers why the last wake for a touch failed; empty: it did not. report() says so while touches wait
-    /// for another try.
-    void set_touch_trouble(std::string_view trouble) {
-        const MutexLock lock(mutex_);
-        touch_trouble_ = trouble;
-    }
-
     /// Writes how all stands now. What takes memory comes last.
     void complete(const LockedMemory& locked, model::Report& report);
     /// Sets the report that report() gives while a transaction runs: the state before it. None once it has
@@ -89,12 +80,7 @@ private:
     std::optional<model::Report> before_ GPU_SLEEP_GUARDED_BY(before_mutex_);
 
     mutable Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    std::string name_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::string group_ GPU_SLEEP_GUARDED_BY(mutex_);
-    std::string touch_trouble_ GPU_SLEEP_GUARDED_BY(mutex_);
-    Bytes woken_bytes_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
-    double woken_seconds_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
-    std::optional<Clock::time_point> woken_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Notes notes_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 
 } // namespace gpu_sleep::agent::operations

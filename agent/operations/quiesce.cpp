@@ -45,22 +45,18 @@ std::function<bool()> Quiesce::keeps_coaxing(bool& has_released) {
     };
 }
 
-Result<void> Quiesce::check_captures_may_end() const {
-    const auto spans = registry::books().captures.wait_for();
-    if (!spans) return {};
-    const auto tags = ground_.memory.tags_at(*spans);
-    const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
-    return make_error(ErrorCode::capture_in_progress,
-                      "the capture of a CUDA graph waits for {}, which sleeps: wake it first", what);
-}
-
 Result<void> Quiesce::end_captures() {
     constexpr Milliseconds k_look{1};
     // A capture must not meet a closed gate, and waiting for the device would break it: no new ones begin,
     // and those under way go on until they end.
     gate::Gate::instance().hold_captures();
     while (registry::books().captures.count() != 0) {
-        GPU_SLEEP_TRY(check_captures_may_end());
+        if (const auto spans = registry::books().captures.wait_for()) {
+            const auto tags = ground_.memory.tags_at(*spans);
+            const auto what = tags.empty() ? std::string("memory") : fmt::format("{}", fmt::join(tags, ", "));
+            return make_error(ErrorCode::capture_in_progress,
+                              "the capture of a CUDA graph waits for {}, which sleeps: wake it first", what);
+        }
         if (Clock::now() >= deadline_)
             return make_error(ErrorCode::capture_in_progress,
                               "a CUDA graph is being captured and did not end in time");

@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include "operations/joint.hpp"
 #include "operations/operation.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -31,7 +30,6 @@ private:
     /// Holds new captures back and waits until those under way have ended. Errors: capture_in_progress, also
     /// if one waits for what sleeps already, and so for no sleep's end.
     [[nodiscard]] Result<void> end_captures();
-    [[nodiscard]] Result<void> check_captures_may_end() const;
     /// One submission after the other, as many as the gate holds, or come at once, until the device waits.
     [[nodiscard]] Result<void> let_through(std::uint32_t count);
     [[nodiscard]] bool keeps_going() const {

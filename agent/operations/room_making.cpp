@@ -63,6 +63,11 @@ std::string joined(const std::vector<std::string>& words) {
     return fmt::format("{}", fmt::join(words, "; "));
 }
 
+std::string words_against(const client::RoomMade& made) {
+    return made.against.empty() ? "no process that this agent can ask has memory on the GPU"
+                                : joined(made.against);
+}
+
 } // namespace
 
 client::GpuQueue* GpuLines::find(int directory, const std::string& gpu) {
@@ -83,31 +88,27 @@ std::optional<GpuLines::Locks> GpuLines::lock(int directory, const std::vector<s
     return locks;
 }
 
-Result<bool> GpuLines::try_for_room(int directory, const std::vector<std::string>& gpus,
-                                    const CountRoom& count) {
-    std::vector<client::GpuQueue*> lines; // they stay while they count
-    std::optional<client::BytesByGpu> of_others;
-    {
-        const MutexLock lock(mutex_);
-        for (const auto& gpu : gpus)
-            if (auto* const line = find(directory, gpu)) lines.push_back(line);
-        of_others = client::begin_counting(lines);
-    }
-    if (!of_others) return false;
-    const auto room = guarded([&] { return count(*of_others); });
-    const MutexLock lock(mutex_);
-    return client::end_counting(lines, *of_others, room);
-}
-
 Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& gpus, const CountRoom& count,
                                                Clock::time_point deadline,
                                                const std::function<bool()>& keep_going) {
     constexpr Milliseconds k_look{5};
     const auto neighbours = client::Neighbours::open();
     for (;;) {
-        const auto is_done =
-            GPU_SLEEP_TRY(try_for_room(neighbours ? neighbours->directory() : -1, gpus, count));
-        if (is_done) return Room(this);
+        std::vector<client::GpuQueue*> lines; // they stay while they count
+        std::optional<client::BytesByGpu> of_others;
+        {
+            const MutexLock lock(mutex_);
+            for (const auto& gpu : gpus)
+                if (auto* const line = find(neighbours ? neighbours->directory() : -1, gpu))
+                    lines.push_back(line);
+            of_others = client::begin_counting(lines);
+        }
+        if (of_others) {
+            const auto room = guarded([&] { return count(*of_others); });
+            const MutexLock lock(mutex_);
+            const auto is_done = GPU_SLEEP_TRY(client::end_counting(lines, *of_others, room));
+            if (is_done) return Room(this);
+        }
         if (Clock::now() >= deadline)
             return make_error(
                 ErrorCode::out_of_device_memory,
@@ -117,17 +118,14 @@ Result<GpuLines::Room> GpuLines::wait_for_room(const std::vector<std::string>& g
     }
 }
 
-bool RoomMaking::is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept {
-    constexpr Milliseconds k_patience{10'000};
-    const auto now = Clock::now();
-    if (place_.exchange(place) != place) moved_ = now;
-    return now - moved_ > 2 * min_awake + k_patience;
-}
-
 std::optional<GpuLines::Locks> RoomMaking::take_turn(int directory, const std::vector<std::string>& gpus,
                                                      Milliseconds min_awake, bool goes_first) {
+    constexpr Milliseconds k_patience{10'000};
     const auto before = lines_.stand(directory, gpus);
-    const bool overdue = is_overdue(before + 1, min_awake);
+    const auto now = Clock::now();
+    if (place_.exchange(before + 1) != before + 1) moved_ = now;
+    // Somebody in the line must be stuck: nobody waits for that.
+    const bool overdue = now - moved_ > 2 * min_awake + k_patience;
     if (before > 0 && !overdue && !goes_first) return {};
     auto locks = lines_.lock(directory, gpus);
     // Who comes back from a deep sleep is lost if others take its room.
@@ -179,7 +177,7 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
     if (!is_tried) step.emplace("have other processes sleep");
     const auto holders = ask_neighbours(neighbours);
     auto request = client::room_request(min_awake);
-    const auto name = status_.name();
+    const auto name = status_.notes().name;
     request.asker = "room for " + (name.empty() ? program_invocation_short_name : name);
     request.timeout = k_sleep_patience;
     const auto made = GPU_SLEEP_TRY(client::make_room(holders, look, request));
@@ -188,8 +186,7 @@ Result<std::string> RoomMaking::make_room(const client::Neighbours& neighbours,
         if (const auto* const report = std::get_if<Report>(&slept.answer); report && report->changed)
             notes.push_back(fmt::format("{} was put to sleep for it", holders[slept.holder].title));
     if (made.is_enough()) return std::string();
-    against_ = made.against.empty() ? "no process that this agent can ask has memory on the GPU"
-                                    : joined(made.against);
+    against_ = words_against(made);
     against_within_ = min_awake;
     wait_ = made.wait;
     inhibited_for_ = made.inhibited_for;
@@ -271,9 +268,7 @@ Result<Report> RoomMaking::rehearse(const Wake& wake, const model::WakeRequest& 
         is_enough &= sleeps;
     }
     if (is_enough) return report;
-    auto why = "there is too little GPU memory now: " +
-               (made->against.empty() ? "no process that this agent can ask has memory on the GPU"
-                                      : joined(made->against));
+    auto why = "there is too little GPU memory now: " + words_against(*made);
     const bool is_inhibited = minds_inhibitors(request, made->inhibited_for);
     if (request.wait.count() > 0 && !is_inhibited)
         report.notes.push_back(std::move(why));
@@ -282,11 +277,8 @@ Result<Report> RoomMaking::rehearse(const Wake& wake, const model::WakeRequest& 
     return report;
 }
 
-RoomMaking::Holders RoomMaking::holders(const Wake& wake, const model::WakeRequest& request) {
-    auto dry = request;
-    dry.dry_run = true;
-    const auto rehearsed = wake(dry);
-    return rehearsed ? holders(needs(*rehearsed)) : Holders();
+RoomMaking::Holders RoomMaking::holders(const Report& rehearsed) {
+    return holders(needs(rehearsed));
 }
 
 RoomMaking::Holders RoomMaking::holders(const BytesByGpu& gpus) {

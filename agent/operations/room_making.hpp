@@ -16,18 +16,15 @@ namespace gpu_sleep::agent::operations {
 /// because there is no directory for it, counts as locked: then there are no turns. Thread-safe.
 class GpuLines {
 public:
-    struct Unlock {
-        void operator()(GpuLines* lines) const noexcept { lines->have_all(&client::GpuQueue::unlock); }
+    /// Has each line do so at the end.
+    template <void (client::GpuQueue::*does)() noexcept>
+    struct AtEnd {
+        void operator()(GpuLines* lines) const noexcept { lines->have_all(does); }
     };
     /// Locks of GPUs, given up when it is destroyed, or of none. One at a time.
-    using Locks = std::unique_ptr<GpuLines, Unlock>;
-    struct GiveRoomBack {
-        void operator()(GpuLines* lines) const noexcept {
-            lines->have_all(&client::GpuQueue::give_room_back);
-        }
-    };
+    using Locks = std::unique_ptr<GpuLines, AtEnd<&client::GpuQueue::unlock>>;
     /// Room on GPUs, given back when it is destroyed. One at a time.
-    using Room = std::unique_ptr<GpuLines, GiveRoomBack>;
+    using Room = std::unique_ptr<GpuLines, AtEnd<&client::GpuQueue::give_room_back>>;
 
     /// Stands in the line of each of `gpus`. Returns how many stand before this process.
     [[nodiscard]] std::uint32_t stand(int directory, const std::vector<std::string>& gpus) {
@@ -66,9 +63,6 @@ public:
                                              const std::function<bool()>& keep_going);
 
 private:
-    /// One try of wait_for_room(). False: others are not done.
-    [[nodiscard]] Result<bool> try_for_room(int directory, const std::vector<std::string>& gpus,
-                                            const CountRoom& count);
     /// Null if there is none.
     [[nodiscard]] client::GpuQueue* find(int directory, const std::string& gpu) GPU_SLEEP_REQUIRES(mutex_);
     void have_all(void (client::GpuQueue::*does)() noexcept) noexcept {
@@ -119,17 +113,14 @@ public:
         std::string words;        ///< and why each cannot sleep; empty if nobody says
         bool could_sleep = false; ///< one of them
     };
-    /// On the GPUs of the wake. Takes up to half a second.
-    [[nodiscard]] Holders holders(const Wake& wake, const model::WakeRequest& request);
-    /// The same on these GPUs.
+    /// On the GPUs that a rehearsed wake would take memory of, or these. Takes up to half a second.
+    [[nodiscard]] Holders holders(const model::Report& rehearsed);
     [[nodiscard]] Holders holders(const client::BytesByGpu& gpus);
 
 private:
     /// The locks of all `gpus`, if it is this process's turn, or it goes first.
     [[nodiscard]] std::optional<GpuLines::Locks>
     take_turn(int directory, const std::vector<std::string>& gpus, Milliseconds min_awake, bool goes_first);
-    /// Whether the line has not moved for so long that somebody in it must be stuck: nobody waits for that.
-    [[nodiscard]] bool is_overdue(std::uint32_t place, Milliseconds min_awake) noexcept;
     /// Has others sleep, and adds to `notes` who does. Empty: there is room. Otherwise what stands against
     /// it. Errors: those of `look`.
     [[nodiscard]] Result<std::string> make_room(const client::Neighbours& neighbours,

@@ -7,8 +7,6 @@
 
 #include "common/lock_order.hpp"
 
-#include <functional>
-
 namespace gpu_sleep::agent::operations {
 
 /// The answer to a sleep while Turnstile::is_held().

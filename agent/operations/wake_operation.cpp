@@ -148,7 +148,7 @@ public:
     Result<void> open_gate() {
         if (has_woken_) {
             its_.idle.note_wake();
-            ground.status.note_wake();
+            ground.status.note(&ProcessStatus::Notes::woken, Clock::now());
             memory.end_lock();
         }
         ground.settle_gate();
@@ -160,7 +160,8 @@ public:
         // For whoever asks how long another wake would take; not where the time was not all for copies.
         const auto bytes = sum_of(report.devices, &model::DeviceReport::kept);
         if (report.changed && bytes > 0 && from_place_ == 0)
-            ground.status.set_woken(bytes, seconds_since(start) - report.times.callbacks);
+            ground.status.note(&ProcessStatus::Notes::brought_back,
+                               {bytes, seconds_since(start) - report.times.callbacks});
         const bool has_woken = report.changed;
         auto back = move_live();
         if (back || !has_woken) return back;

@@ -5,18 +5,11 @@
 
 #pragma once
 
-#include "base/guard.hpp"
-#include "base/threads.hpp"
 #include "contents/progress.hpp"
 #include "driver/device_session.hpp"
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
 #include "sleep/plan.hpp"
-
-#include <memory>
-#include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::sleep {
 
@@ -56,6 +49,25 @@ template <class State, class Job>
 /// Returns the first error other than `cancelled`, which only follows from another error.
 [[nodiscard]] Result<void> first_cause(std::vector<Result<void>>& results);
 
+/// Work on a thread of its own, or on the caller's where there is none to be had. The end waits for it.
+class Beside {
+public:
+    Beside(const char* name, const std::function<void()>& work) {
+        if (auto thread = guarded([&] { return start_quiet_thread(name, work); }))
+            thread_ = *std::move(thread);
+        else
+            work();
+    }
+    Beside(Beside&&) noexcept = default;
+    ~Beside() { wait(); }
+    void wait() {
+        if (thread_.joinable()) thread_.join();
+    }
+
+private:
+    std::thread thread_;
+};
+
 template <class State, class Job>
 Result<void> run_side_by_side(std::vector<State>& states, contents::ProgressCounter& progress, Job&& job) {
     std::vector<Result<void>> results(states.size());
@@ -63,17 +75,12 @@ Result<void> run_side_by_side(std::vector<State>& states, contents::ProgressCoun
         results[i] = guarded([&] { return job(states[i]); });
         if (!results[i]) progress.stop();
     };
-    std::vector<std::thread> threads;
-    threads.reserve(states.size()); // once one runs, nothing here may throw
-    for (std::size_t i = 1; i < states.size(); ++i) {
-        if (auto thread =
-                guarded([&] { return start_quiet_thread("gpu-sleep-move", [&run, i] { run(i); }); }))
-            threads.push_back(*std::move(thread));
-        else
-            run(i);
-    }
+    std::vector<Beside> others;
+    others.reserve(states.size()); // once one runs, nothing here may throw
+    for (std::size_t i = 1; i < states.size(); ++i)
+        others.emplace_back("gpu-sleep-move", [&run, i] { run(i); });
     if (!states.empty()) run(0);
-    for (auto& thread : threads) thread.join();
+    others.clear();
     return first_cause(results);
 }
 
