@@ -10,7 +10,6 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include <functional>
 #include <list>
 
 namespace gpu_sleep::agent::server {

@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "codec/block_code.hpp"
 #include "driver/kernels/fingerprint.hpp"
 #include "driver/memory.hpp"
@@ -15,15 +13,7 @@
 #include "store/host_budget.hpp"
 #include "store/parcel_store.hpp"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <list>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::contents {
 

@@ -5,22 +5,11 @@
 
 #pragma once
 
-#include "contents/batch.hpp"
-#include "contents/progress.hpp"
 #include "contents/transfer.hpp"
 #include "driver/api.hpp"
 #include "model/model.hpp"
 
-#include <cstddef>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::contents {
 

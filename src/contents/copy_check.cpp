@@ -4,13 +4,7 @@
 
 #include "contents/copy_check.hpp"
 
-#include "base/guard.hpp"
 #include "driver/fingerprint_key.hpp"
-
-#include <algorithm>
-#include <cstdint>
-#include <thread>
-#include <utility>
 
 namespace gpu_sleep::contents {
 

@@ -4,17 +4,7 @@
 
 #pragma once
 
-#include "base/threads.hpp"
 #include "contents/transfer.hpp"
-
-#include <atomic>
-#include <condition_variable>
-#include <cstddef>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <vector>
 
 namespace gpu_sleep::contents {
 

@@ -10,9 +10,6 @@
 #include "contents/relay.hpp"
 #include "store/arena_preparer.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::contents {
 namespace {
 

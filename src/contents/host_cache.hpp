@@ -6,8 +6,6 @@
 
 #include "contents/transfer.hpp"
 
-#include <span>
-
 namespace gpu_sleep::contents {
 
 /// Brings `blocks` from the device to their places in `batches`, all of the host cache. They are whole once

@@ -4,14 +4,9 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/guard.hpp"
-#include "base/units.hpp"
 #include "model/model.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <functional>
 #include <mutex>
 
 namespace gpu_sleep::contents {

@@ -4,19 +4,7 @@
 
 #include "contents/relay.hpp"
 
-#include "base/guard.hpp"
-#include "base/threads.hpp"
-
-#include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <thread>
-#include <utility>
-#include <vector>
 
 namespace gpu_sleep::contents {
 namespace {

@@ -8,10 +8,6 @@
 #include "store/host_arena.hpp"
 #include "store/host_budget.hpp"
 
-#include <cstddef>
-#include <functional>
-#include <span>
-
 namespace gpu_sleep::contents {
 
 /// A copy between device memory and an arena.

@@ -10,9 +10,7 @@
 #include "contents/stored.hpp"
 #include "driver/context.hpp"
 
-#include <algorithm>
 #include <iterator>
-#include <utility>
 
 namespace gpu_sleep::contents {
 namespace {

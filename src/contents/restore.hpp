@@ -6,9 +6,6 @@
 
 #include "contents/contents.hpp"
 
-#include <span>
-#include <vector>
-
 namespace gpu_sleep::contents {
 
 /// One device's part of a wake, for one thread, whose current context is the session's. The contents stay

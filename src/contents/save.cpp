@@ -10,9 +10,6 @@
 #include "contents/stored.hpp"
 #include "driver/context.hpp"
 
-#include <algorithm>
-#include <limits>
-
 namespace gpu_sleep::contents {
 namespace {
 
@@ -173,24 +170,23 @@ Bytes Save::new_bytes(const Item& item) const {
 }
 
 Save::Allowances Save::share_room() const {
-    Allowances needs;
+    Allowances needs; // and then what they are allowed
     if (!options_.room) return needs;
     for (const auto& [device, part] : parts_)
         for (const auto& item : part.items)
             if (item.store == model::k_stores.front()) needs[{device, item.tag}] += new_bytes(item);
     auto room = *options_.room;
-    auto allowances = needs;
-    for (const auto& [tag, bytes] : needs) {
-        const bool fits = bytes <= room;
-        allowances[tag] = fits ? bytes : 0;
-        if (fits) room -= bytes;
+    Bytes* first_without = nullptr;
+    for (auto& [tag, bytes] : needs) {
+        if (bytes <= room) {
+            room -= bytes;
+            continue;
+        }
+        if (!first_without) first_without = &bytes;
+        bytes = 0;
     }
-    for (const auto& [tag, bytes] : needs) {
-        if (allowances[tag] == bytes) continue;
-        allowances[tag] = room;
-        break; // it does not fit: nothing is left
-    }
-    return allowances;
+    if (first_without) *first_without = room;
+    return needs;
 }
 
 std::set<std::string> Save::unchanged_tags(const Part& part) {

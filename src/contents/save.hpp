@@ -7,13 +7,6 @@
 #include "contents/contents.hpp"
 #include "contents/copy_check.hpp"
 
-#include <map>
-#include <memory>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::contents {
 
 /// What one sleep keeps, on all devices. The steps are seal(), lay_out(), begin(), take() and admit(); a dry

@@ -4,15 +4,11 @@
 
 #include "contents/stored.hpp"
 
-#include "base/guard.hpp"
 #include "contents/copy_check.hpp"
 #include "driver/fingerprint_key.hpp"
 #include "store/arena_preparer.hpp"
 
 #include <fmt/format.h>
-
-#include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::contents {
 namespace {

@@ -7,11 +7,7 @@
 
 #include "contents/contents.hpp"
 
-#include <map>
-#include <span>
-#include <string>
 #include <tuple>
-#include <vector>
 
 namespace gpu_sleep::contents {
 

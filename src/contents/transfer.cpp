@@ -4,11 +4,8 @@
 
 #include "contents/transfer.hpp"
 
-#include "base/guard.hpp"
 #include "driver/context.hpp"
 #include "store/arena_preparer.hpp"
-
-#include <utility>
 
 namespace gpu_sleep::contents {
 

@@ -12,17 +12,6 @@
 #include "driver/device_session.hpp"
 #include "store/file_store.hpp"
 
-#include <algorithm>
-#include <array>
-#include <condition_variable>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <thread>
-#include <vector>
-
 namespace gpu_sleep::contents {
 
 /// HostUse::relay_threads by default. Where processors are many, moving contents on takes less time than

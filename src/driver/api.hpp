@@ -8,8 +8,6 @@
 
 #include <cuda.h>
 
-#include <utility>
-
 // An optional function that cuda.h lacks before CUDA 12.5, declared as there.
 extern "C" CUresult CUDAAPI cuCtxRecordEvent(CUcontext context, CUevent event);
 

@@ -7,9 +7,7 @@
 #include "driver/api.hpp"
 #include "driver/kernels/block_task.hpp"
 
-#include <cstdint>
 #include <memory>
-#include <span>
 
 namespace gpu_sleep::driver {
 

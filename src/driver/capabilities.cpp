@@ -7,8 +7,6 @@
 #include "driver/checkpoint.hpp"
 #include "driver/device_session.hpp"
 
-#include <algorithm>
-
 namespace gpu_sleep::driver {
 namespace {
 

@@ -5,10 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/units.hpp"
 
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::driver {

@@ -9,13 +9,9 @@
 #include <cuda.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstddef>
-#include <limits>
-#include <optional>
-#include <vector>
 
 namespace gpu_sleep::driver {
 struct Checkpoint::Calls : SymbolTable {

@@ -4,15 +4,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/gpu_pair.hpp"
-#include "base/units.hpp"
 #include "checkpoint/steps.hpp"
-
-#include <sys/types.h>
-
-#include <span>
-#include <string_view>
 
 namespace gpu_sleep::driver {
 

@@ -8,13 +8,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <string_view>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::driver {
 
 Result<PrimaryContext> PrimaryContext::retain(const Api& api, int device) {

@@ -7,9 +7,6 @@
 #include "base/units.hpp"
 #include "driver/api.hpp"
 
-#include <functional>
-#include <optional>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::driver {

@@ -6,9 +6,6 @@
 
 #include "driver/fingerprint_key.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::driver {
 
 using model::Step;

@@ -10,12 +10,6 @@
 #include "driver/memory.hpp"
 #include "model/report.hpp"
 
-#include <cstddef>
-#include <functional>
-#include <memory>
-#include <span>
-#include <vector>
-
 namespace gpu_sleep::driver {
 
 /// The resources of a transaction on one device, all of which its destructor gives back. For one thread at a

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <memory>
 #include <new>
-#include <span>
 
 namespace gpu_sleep::driver {
 

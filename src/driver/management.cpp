@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstddef>
-#include <utility>
 
 namespace gpu_sleep::driver {
 namespace {

@@ -5,13 +5,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/units.hpp"
 
 #include <sys/types.h>
 
-#include <optional>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::driver {

@@ -6,9 +6,6 @@
 
 #include "driver/context.hpp"
 
-#include <fcntl.h>
-
-#include <algorithm>
 #include <array>
 #include <thread>
 

@@ -11,7 +11,6 @@
 #include "driver/api.hpp"
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 
 namespace gpu_sleep::driver {

@@ -6,9 +6,6 @@
 
 #include "base/log.hpp"
 
-#include <algorithm>
-#include <utility>
-
 namespace gpu_sleep::ledger {
 
 using model::Residence;

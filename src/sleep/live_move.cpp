@@ -4,11 +4,7 @@
 
 #include "sleep/live_move.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
-
-#include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::sleep {
 

@@ -15,12 +15,6 @@
 #include "model/report.hpp"
 #include "sleep/live_plan.hpp"
 
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
-
 namespace gpu_sleep::sleep {
 
 /// One piece. Whatever fails, each of its backings is as it was, or has moved, with all its bytes; where the

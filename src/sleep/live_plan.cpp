@@ -4,10 +4,6 @@
 
 #include "sleep/live_plan.hpp"
 
-#include <algorithm>
-#include <map>
-#include <utility>
-
 namespace gpu_sleep::sleep {
 namespace {
 

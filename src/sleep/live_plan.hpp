@@ -5,16 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
-
-#include <chrono>
-#include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::sleep {
 

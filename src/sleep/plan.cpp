@@ -4,12 +4,7 @@
 
 #include "sleep/plan.hpp"
 
-#include "base/guard.hpp"
-
 #include <fmt/format.h>
-
-#include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::sleep {
 

@@ -9,13 +9,6 @@
 #include "ledger/ledger.hpp"
 #include "model/model.hpp"
 
-#include <functional>
-#include <map>
-#include <optional>
-#include <set>
-#include <string>
-#include <vector>
-
 namespace gpu_sleep::sleep {
 
 /// What a sleep request does to a backing.

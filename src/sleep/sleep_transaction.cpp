@@ -4,12 +4,8 @@
 
 #include "sleep/sleep_transaction.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-
-#include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::sleep {
 

@@ -9,10 +9,6 @@
 #include "driver/api.hpp"
 #include "ledger/ledger.hpp"
 #include "sleep/per_device.hpp"
-#include "sleep/plan.hpp"
-
-#include <memory>
-#include <vector>
 
 namespace gpu_sleep::sleep {
 

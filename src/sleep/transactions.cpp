@@ -4,7 +4,6 @@
 
 #include "sleep/transactions.hpp"
 
-#include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "contents/stored.hpp"
@@ -12,13 +11,6 @@
 #include "sleep/wake_transaction.hpp"
 
 #include <fmt/ranges.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <set>
-#include <system_error>
 
 namespace gpu_sleep::sleep {
 

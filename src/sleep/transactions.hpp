@@ -12,12 +12,6 @@
 #include "model/model.hpp"
 #include "sleep/plan.hpp"
 
-#include <functional>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 namespace gpu_sleep::sleep {
 
 using contents::Control;

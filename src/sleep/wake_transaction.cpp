@@ -6,10 +6,6 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "base/units.hpp"
-
-#include <algorithm>
-#include <utility>
 
 namespace gpu_sleep::sleep {
 

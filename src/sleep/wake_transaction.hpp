@@ -10,11 +10,6 @@
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 #include "sleep/per_device.hpp"
-#include "sleep/plan.hpp"
-
-#include <memory>
-#include <set>
-#include <vector>
 
 namespace gpu_sleep::sleep {
 

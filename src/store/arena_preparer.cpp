@@ -6,10 +6,6 @@
 
 #include "base/guard.hpp"
 
-#include <algorithm>
-#include <thread>
-#include <utility>
-
 namespace gpu_sleep::store {
 
 ArenaPreparer::ArenaPreparer(std::vector<HostArena*> arenas, Options options)

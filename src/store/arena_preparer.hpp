@@ -5,22 +5,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/threads.hpp"
-#include "base/units.hpp"
 #include "model/report.hpp"
 #include "store/host_arena.hpp"
 #include "store/host_budget.hpp"
-
-#include <atomic>
-#include <condition_variable>
-#include <cstddef>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <vector>
 
 namespace gpu_sleep::store {
 

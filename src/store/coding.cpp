@@ -9,14 +9,7 @@
 #include "base/threads.hpp"
 #include "store/io_queue.hpp"
 
-#include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <optional>
-#include <thread>
-#include <utility>
 
 namespace gpu_sleep::store {
 namespace {

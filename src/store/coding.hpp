@@ -5,17 +5,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "codec/chunk.hpp"
 #include "store/snapshot.hpp"
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <vector>
 
 namespace gpu_sleep::store {
 

@@ -7,10 +7,8 @@
 #include "base/guard.hpp"
 #include "store/snapshot_reader.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <thread>
-#include <utility>
 
 namespace gpu_sleep::store {
 

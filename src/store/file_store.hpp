@@ -5,16 +5,10 @@
 
 #pragma once
 
-#include "base/thread_safety.hpp"
 #include "store/host_budget.hpp"
 #include "store/io_queue.hpp"
 #include "store/parcel_store.hpp"
 #include "store/snapshot_file.hpp"
-
-#include <atomic>
-#include <memory>
-#include <optional>
-#include <vector>
 
 namespace gpu_sleep::store {
 

@@ -8,12 +8,7 @@
 #include "base/memory.hpp"
 #include "base/process.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <array>
-#include <limits>
 #include <thread>
 
 namespace gpu_sleep::store {

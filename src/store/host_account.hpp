@@ -6,21 +6,12 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/files.hpp"
 #include "base/thread_safety.hpp"
-#include "base/units.hpp"
 #include "store/own_file.hpp"
 
 #include <sys/types.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <new>
-#include <optional>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::store {
 

@@ -4,22 +4,15 @@
 
 #include "store/host_arena.hpp"
 
-#include "base/fd.hpp"
 #include "base/guard.hpp"
 #include "base/log.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
-
-#include <cerrno>
-#include <limits>
-#include <utility>
 
 // The C library of older systems does not know it; the kernel has it since 5.14.
 #ifndef MADV_POPULATE_WRITE

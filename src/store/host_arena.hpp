@@ -5,16 +5,9 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "store/host_account.hpp"
 
-#include <algorithm>
 #include <atomic>
-#include <cstddef>
-#include <memory>
-#include <optional>
-#include <span>
 #include <type_traits>
 #include <vector>
 

@@ -7,11 +7,6 @@
 #include "base/guard.hpp"
 #include "base/memory.hpp"
 
-#include <fcntl.h>
-
-#include <algorithm>
-#include <limits>
-
 namespace gpu_sleep::store {
 
 HostClaim::~HostClaim() {

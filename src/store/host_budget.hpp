@@ -5,22 +5,11 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/process.hpp"
-#include "base/units.hpp"
 #include "store/host_account.hpp"
 #include "store/host_memory.hpp"
-#include "store/own_file.hpp"
-
-#include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::store {
 

@@ -6,13 +6,8 @@
 
 #include "base/files.hpp"
 
-#include <algorithm>
 #include <charconv>
 #include <initializer_list>
-#include <limits>
-#include <optional>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::store {
 namespace {

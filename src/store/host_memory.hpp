@@ -7,7 +7,6 @@
 #include "base/units.hpp"
 
 #include <filesystem>
-#include <string>
 
 namespace gpu_sleep::store {
 

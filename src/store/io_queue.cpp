@@ -4,20 +4,10 @@
 
 #include "store/io_queue.hpp"
 
-#include "base/fd.hpp"
 #include "base/guard.hpp"
-#include "base/process.hpp"
 #include "base/threads.hpp"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cerrno>
-#include <cstdint>
-#include <thread>
-#include <utility>
 
 #ifdef GPU_SLEEP_HAVE_LIBURING
 #include <liburing.h>

@@ -5,17 +5,11 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/memory.hpp"
-#include "base/units.hpp"
 #include "store/snapshot.hpp"
 
 #include <condition_variable>
-#include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace gpu_sleep::store {
 

@@ -4,18 +4,13 @@
 
 #include "store/own_file.hpp"
 
-#include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
-#include <cstddef>
-#include <cstdint>
 #include <new>
 
 namespace gpu_sleep::store {

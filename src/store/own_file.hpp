@@ -6,15 +6,9 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/files.hpp"
 
-#include <sys/stat.h>
-
-#include <filesystem>
 #include <memory>
-#include <string_view>
-#include <utility>
 
 namespace gpu_sleep::store {
 

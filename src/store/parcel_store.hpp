@@ -4,14 +4,10 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/files.hpp"
-#include "base/units.hpp"
 #include "store/coding.hpp"
 
-#include <filesystem>
 #include <memory>
-#include <vector>
 
 namespace gpu_sleep::store {
 

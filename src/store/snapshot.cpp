@@ -7,10 +7,8 @@
 #include "base/checksum.hpp"
 #include "base/text.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
-#include <string_view>
 
 namespace gpu_sleep::store {
 namespace {

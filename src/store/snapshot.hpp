@@ -4,13 +4,7 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/units.hpp"
 #include "store/snapshot_description.hpp"
-
-#include <cstddef>
-#include <span>
-#include <vector>
 
 namespace gpu_sleep::store {
 

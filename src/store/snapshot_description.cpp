@@ -8,16 +8,9 @@
 #include "base/text.hpp"
 
 #include <sys/random.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cerrno>
-#include <charconv>
 #include <ctime>
-#include <limits>
-#include <map>
-#include <utility>
 
 namespace gpu_sleep::store {
 

@@ -5,18 +5,8 @@
 
 #pragma once
 
-#include "base/error.hpp"
 #include "base/process.hpp"
-#include "base/units.hpp"
 #include "codec/chunk.hpp"
-
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 namespace gpu_sleep::store {
 

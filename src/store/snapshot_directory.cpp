@@ -4,15 +4,10 @@
 
 #include "store/snapshot_directory.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <limits>
-#include <utility>
 
 namespace gpu_sleep::store {
 namespace {

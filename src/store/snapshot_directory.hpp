@@ -4,19 +4,11 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/files.hpp"
 #include "base/process.hpp"
 #include "base/units.hpp"
 #include "store/own_file.hpp"
 
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <vector>
 
 namespace gpu_sleep::store {
 

@@ -4,13 +4,7 @@
 
 #include "store/snapshot_file.hpp"
 
-#include "base/files.hpp"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 
 namespace gpu_sleep::store {

@@ -4,20 +4,9 @@
 
 #pragma once
 
-#include "base/error.hpp"
-#include "base/process.hpp"
-#include "base/units.hpp"
-#include "store/own_file.hpp"
 #include "store/snapshot_directory.hpp"
 
-#include <sys/types.h>
-
 #include <ctime>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 
 namespace gpu_sleep::store {
 

@@ -6,14 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/text.hpp"
-#include "store/snapshot_directory.hpp"
 #include "store/snapshot_file.hpp"
-
-#include <sys/stat.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <utility>
 
 namespace gpu_sleep::store {
 namespace {

@@ -4,14 +4,8 @@
 
 #pragma once
 
-#include "base/fd.hpp"
 #include "store/coding.hpp"
 #include "store/io_queue.hpp"
-#include "store/snapshot.hpp"
-
-#include <filesystem>
-#include <memory>
-#include <vector>
 
 namespace gpu_sleep::store {
 

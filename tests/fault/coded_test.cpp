@@ -13,10 +13,7 @@
 #include "support/files_of.hpp"
 #include "support/simulated_driver/control.h"
 
-#include <algorithm>
 #include <cstring>
-#include <string_view>
-#include <vector>
 
 using namespace gpu_sleep::test;
 using model::Store;

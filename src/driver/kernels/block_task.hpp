@@ -6,8 +6,6 @@
 
 #include "codec/block_code.hpp"
 
-#include <cstdint>
-
 namespace gpu_sleep::driver {
 
 /// A block to measure, encode or decode; the kernels take (tasks, count). The addresses are the device's: its

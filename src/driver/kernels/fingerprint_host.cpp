@@ -2,12 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The fingerprint on the host, word for word what the kernel computes.
 
-#include "driver/kernels/fingerprint.hpp"
-
 #include "driver/kernels/fingerprint_math.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 
 #ifdef __x86_64__

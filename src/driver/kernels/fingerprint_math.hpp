@@ -48,7 +48,6 @@
 #include "driver/kernels/fingerprint.hpp"
 
 #include <cstddef>
-#include <cstdint>
 
 #ifdef __CUDACC__
 #define GPU_SLEEP_HOST_DEVICE __host__ __device__ __forceinline__
