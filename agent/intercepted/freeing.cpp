@@ -29,7 +29,7 @@ void tidy_later() noexcept {
 
 /// Frees plain memory that waited for a stream which is there now.
 void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-    Due due{books().later.take([](const Allocation& freed) { return freed.done != nullptr; })};
+    Due due{books().later.take([](const Allocation& each) { return waits_for(each) == WaitsFor::stream; })};
     if (!due.allocations.empty()) all.has_excess = true; // also for what an exception leaves
     for (auto next = due.allocations.begin(); next != due.allocations.end();) {
         auto& freed = next->second;
@@ -101,13 +101,6 @@ void trim() noexcept {
     });
 }
 
-void freed_from_pool(const Allocation& allocation) {
-    auto& all = books().pools;
-    const MutexLock lock(all.mutex);
-    const auto block = all.blocks.find(allocation.address);
-    if (block != all.blocks.end()) block->second.range->pool->figures.used -= allocation.bytes;
-}
-
 void Due::give_back(ProgramMemory& memory) {
     for (; !imports.empty(); imports.pop_front()) unmap_import(memory, imports.front());
     for (; !allocations.empty(); allocations.erase(allocations.begin()))
@@ -115,21 +108,10 @@ void Due::give_back(ProgramMemory& memory) {
 }
 
 void free_departed(ProgramMemory& memory, Departed departed) noexcept {
+    const bool is_primary = departed.is_primary;
+    Due due{books().gone(std::move(departed))};
     ignoring_errors([&] {
-        auto& all = books();
-        all.pools.let_go_of_uses_in(departed.context, true);
-        all.allocations.change([&](Allocation& a) {
-            if (a.pool && a.context == departed.context) a.context = nullptr;
-        });
-        if (departed.is_primary) memory.note_unpinned();
-        for (const auto& [address, allocation] : departed.allocations)
-            if (allocation.pool) freed_from_pool(allocation);
-        Due due{std::move(departed.later)};
-        due.allocations.merge(departed.allocations);
-        for (auto& [address, allocation] : due.allocations) { // with the context its work is over
-            allocation.context = nullptr;
-            allocation.done = nullptr;
-        }
+        if (is_primary) memory.note_unpinned();
         due.give_back(memory);
         with_pools([](Pools& pools, ProgramMemory& with)
                        GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, with); });
@@ -191,10 +173,8 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
         all.contexts.let_end();
         const std::shared_lock stay(all.contexts.alive);
         PendingWork work(memory.api(), PendingWork::Way::amid_captures);
-        // Memory of a pool may have been freed in a stream that captures: until the capture ends it is in
-        // use.
         Due due{all.later.take(
-            [](const Allocation& allocation) { return !allocation.pool && !allocation.done; })};
+            [](const Allocation& each) { return waits_for(each) == WaitsFor::captures_or_need; })};
         for (const auto& [address, allocation] : due.allocations)
             if (!note_work(memory, allocation, work)) return;
         work.wait();

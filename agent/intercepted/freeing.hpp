@@ -15,9 +15,7 @@ void synchronized() noexcept;
 void give_back_due() noexcept;
 /// Gives back every cached block that nobody uses: before a sleep, and when memory is short.
 void trim() noexcept;
-/// Takes an allocation that is not freed in a stream's order out of its pool's count.
-void freed_from_pool(const Allocation& allocation);
-/// The context has gone: frees what was known of it. What is not freed for want of memory is freed later.
+/// The context has gone: frees its memory. What is not freed for want of memory is freed later.
 void free_departed(ProgramMemory& memory, Departed departed) noexcept;
 
 class PendingWork;

@@ -33,7 +33,7 @@ constexpr std::size_t k_pitch_alignment = 512;
 CUresult free_now(ProgramMemory& memory, Due& due, const Allocation& allocation) {
     PendingWork work(memory.api());
     std::shared_lock order(books().captures.order);
-    if (books().captures.count() != 0) return CUDA_SUCCESS; // it is freed when they have ended
+    if (freeing_of({.captures = books().captures.count() != 0}) != Freeing::at_once) return CUDA_SUCCESS;
     note_work(memory, allocation, work);
     order.unlock();
     const auto status = work.wait();
@@ -168,7 +168,7 @@ Answer free(CUdeviceptr address) noexcept {
         // While the record is out of the index its context must not end: it would be worked in all the same.
         const std::shared_lock contexts(books().contexts.alive);
         return free_known(address, [](ProgramMemory& memory, Due& due, const Allocation& allocation) {
-            if (allocation.pool) freed_from_pool(allocation);
+            if (allocation.pool) books().pools.count_freed(allocation.address, allocation.bytes);
             auto status = CUDA_SUCCESS;
             ignoring_errors([&] { status = free_now(memory, due, allocation); });
             return status; // it is freed all the same, now or later

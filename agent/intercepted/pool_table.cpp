@@ -27,14 +27,22 @@ void give_event(LastUse& last_use) noexcept {
     last_use.done = nullptr;
 }
 
+/// Notes that nobody uses a freed block any more, and returns whether that is so.
+bool note_if_done(const Pools& all, ProgramMemory& memory, LastUse& last_use) GPU_SLEEP_REQUIRES(all.mutex) {
+    if (all.is_held(last_use)) return false;
+    if (last_use.done && memory.api().cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
+    give_event(last_use);
+    return true;
+}
+
 /// Whether the stream may have it: also where its event says so, of which `questions` may be asked still.
 bool may_have(const Pools& all, ProgramMemory& memory, const Pool& pool, LastUse& last_use,
               const StreamKey& key, int& questions) GPU_SLEEP_REQUIRES(all.mutex) {
-    if (last_use.is_held) return false;
+    if (all.is_held(last_use)) return false;
     if (last_use.in_order && last_use.freed_in == key) return true;
     if (!pool.reuses_unwaited && last_use.free_call > all.synchronized_to) return false;
     if (!last_use.done) return true;
-    return questions-- > 0 && note_if_done(memory, last_use);
+    return questions-- > 0 && note_if_done(all, memory, last_use);
 }
 
 /// The smallest spare that fits. `may_ask`: those whose events say so as well.
@@ -78,11 +86,12 @@ CUdeviceptr take_front(Pools& all, Blocks::iterator at, Bytes bytes) GPU_SLEEP_R
 
 /// Whether both are done, or become so in one stream's order, or the smaller one can do without being had by
 /// others meanwhile.
-bool may_join(const Block& left, const Block& right) noexcept {
+bool may_join(const Pools& all, const Block& left, const Block& right) noexcept
+    GPU_SLEEP_REQUIRES(all.mutex) {
     constexpr Bytes k_little = 4;
     const auto& one = left.last_use;
     const auto& other = right.last_use;
-    if (left.range != right.range || left.is_live || right.is_live || one.is_held || other.is_held)
+    if (left.range != right.range || left.is_live || right.is_live || all.is_held(one) || all.is_held(other))
         return false;
     if (!one.done && !other.done) return true;
     const auto is_little = [](const Block& done, const Block& pending) {
@@ -123,8 +132,8 @@ void join_done(Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES
     std::sort(spares.begin(), spares.end());
     for (const auto address : spares) {
         const auto at = all.blocks.find(address);
-        static_cast<void>(note_if_done(memory, at->second.last_use));
-        if (at != all.blocks.begin() && may_join(std::prev(at)->second, at->second))
+        static_cast<void>(note_if_done(all, memory, at->second.last_use));
+        if (at != all.blocks.begin() && may_join(all, std::prev(at)->second, at->second))
             join(all, std::prev(at), at);
     }
 }
@@ -134,7 +143,7 @@ bool is_idle(Pools& all, ProgramMemory& memory, CUdeviceptr address, const Range
     GPU_SLEEP_REQUIRES(all.mutex) {
     auto at = all.blocks.find(address);
     for (; at != all.blocks.end() && at->second.range == &range; ++at)
-        if (!note_if_done(memory, at->second.last_use)) return false;
+        if (!note_if_done(all, memory, at->second.last_use)) return false;
     return true;
 }
 
@@ -182,13 +191,6 @@ void note_peaks(ProgramMemory& memory, Pool& pool) noexcept {
     const auto used = ours.used + figure_of_driver(memory, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     ours.used_high = std::max(ours.used_high, used);
     ours.reserved_high = std::max(ours.reserved_high, reserved_in_all(memory, pool));
-}
-
-bool note_if_done(ProgramMemory& memory, LastUse& last_use) {
-    if (last_use.is_held) return false;
-    if (last_use.done && memory.api().cuEventQuery(last_use.done) != CUDA_SUCCESS) return false;
-    give_event(last_use);
-    return true;
 }
 
 std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key) {
@@ -243,9 +245,9 @@ void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexce
     pool.spares.insert(std::move(block.size));
     if (--block.range->live == 0) ++pool.unused_ranges;
     ++pool.frees_since_join;
-    if (const auto next = std::next(at); next != all.blocks.end() && may_join(block, next->second))
+    if (const auto next = std::next(at); next != all.blocks.end() && may_join(all, block, next->second))
         join(all, at, next);
-    if (at != all.blocks.begin() && may_join(std::prev(at)->second, block)) join(all, std::prev(at), at);
+    if (at != all.blocks.begin() && may_join(all, std::prev(at)->second, block)) join(all, std::prev(at), at);
     if (pool.figures.reserved > pool.threshold || pool.is_gone) all.has_excess = true;
 }
 

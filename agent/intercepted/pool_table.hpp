@@ -62,8 +62,6 @@ struct BlockRequest {
 /// Makes a live block a spare, joined with its neighbours. Takes no memory.
 void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noexcept
     GPU_SLEEP_REQUIRES(all.mutex);
-/// Notes that nobody uses a freed block any more, and returns whether that is so.
-[[nodiscard]] bool note_if_done(ProgramMemory& memory, LastUse& last_use);
 /// An event that says when the stream has come so far; nothing when none can be had.
 [[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)
     GPU_SLEEP_REQUIRES(all.mutex);

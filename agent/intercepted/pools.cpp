@@ -172,13 +172,15 @@ Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcep
     return answered([&] {
         const auto free = [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
             const auto key = key_of(memory, stream, per_thread);
-            if (!key.context) { // the driver says what is wrong
+            const bool captures = key.context && is_capturing(memory, key.stream, true);
+            const auto freeing = freeing_of({true, key.context != nullptr, captures});
+            if (freeing == Freeing::refused) { // the driver says what is wrong
                 books().allocations.put_back(due.allocations);
                 return std::nullopt;
             }
-            if (is_capturing(memory, key.stream, true)) { // where an event would be a part of it, or break it
-                freed_from_pool(allocation);
-                return CUDA_SUCCESS; // when the capture has ended
+            if (freeing == Freeing::once_captures_end) { // an event would be a part of it, or break it
+                books().pools.count_freed(address, allocation.bytes);
+                return CUDA_SUCCESS;
             }
             ignoring_errors([&] { free_in_order(memory, due, key); });
             if (due.allocations.empty()) return CUDA_SUCCESS;

@@ -204,6 +204,7 @@ void Agent::handle_fork_in_child() noexcept {
     g_agent.store(nullptr, std::memory_order_release);
     ProgramMemory::end();
     stop_intercepting();
+    registry::begin_anew_in_child();
     gate::Gate::instance().reset_in_child();
     lifecycle::StopWatch::leave_in_child();
 }

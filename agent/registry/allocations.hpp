@@ -47,6 +47,31 @@ struct Allocation {
     CUcontext freed_in = nullptr;
 };
 
+/// What memory that was freed waits for, until when it is in no index.
+enum class WaitsFor : std::uint8_t {
+    stream,           ///< that of the free to get there: its event says so
+    captures,         ///< to end: one may still use memory of a pool
+    captures_or_need, ///< the same, unless memory is short: to wait for the work that may use it would break
+                      ///< one
+};
+[[nodiscard]] constexpr WaitsFor waits_for(const Allocation& freed) noexcept {
+    if (freed.done) return WaitsFor::stream;
+    return freed.pool ? WaitsFor::captures : WaitsFor::captures_or_need;
+}
+
+/// How the program frees an allocation, and what becomes of that then.
+struct FreeCall {
+    bool is_in_order = false; ///< of a stream
+    bool has_context = true;  ///< that stream
+    bool captures = false;    ///< that stream does; without one, any
+};
+enum class Freeing : std::uint8_t { refused, once_captures_end, in_order, at_once };
+[[nodiscard]] constexpr Freeing freeing_of(const FreeCall& call) noexcept {
+    if (!call.has_context) return Freeing::refused;
+    if (call.captures) return Freeing::once_captures_end;
+    return call.is_in_order ? Freeing::in_order : Freeing::at_once;
+}
+
 /// Thread-safe. Answers while a transaction is under way, for it is apart from the ledger's mutex; its own is
 /// the innermost of all and is held over no call.
 class Allocations {
@@ -74,7 +99,8 @@ public:
         return taken;
     }
     /// Takes out all that are wanted.
-    Taken take(const std::function<bool(const Allocation&)>& wanted) {
+    template <class Wanted>
+    Taken take(const Wanted& wanted) noexcept {
         const AloneLock lock(mutex_);
         return move_out(by_address_, [&](const auto& entry) { return wanted(entry.second); });
     }
@@ -83,12 +109,14 @@ public:
         const AloneLock lock(mutex_);
         by_address_.merge(records);
     }
-    void change(const std::function<void(Allocation&)>& body) {
+    template <class Body>
+    void change(const Body& body) noexcept {
         const AloneLock lock(mutex_);
         for (auto& [address, allocation] : by_address_) body(allocation);
     }
     /// Changes what begins at `address`, if anything does.
-    void change(CUdeviceptr address, const std::function<void(Allocation&)>& body) {
+    template <class Body>
+    void change(CUdeviceptr address, const Body& body) noexcept {
         const AloneLock lock(mutex_);
         const auto found = by_address_.find(address);
         if (found != by_address_.end()) body(found->second);
@@ -110,7 +138,8 @@ public:
             if (!next->second.is_virtual || next->second.is_own) return true;
         return false;
     }
-    [[nodiscard]] std::vector<Allocation> all(const std::function<bool(const Allocation&)>& wanted) const {
+    template <class Wanted>
+    [[nodiscard]] std::vector<Allocation> all(const Wanted& wanted) const {
         const SharedLock lock(mutex_);
         std::vector<Allocation> found;
         for (const auto& [address, allocation] : by_address_)
@@ -143,7 +172,7 @@ public:
         const MutexLock lock(mutex_);
         if (!items.imports.empty()) any_waits_for_captures_ = true;
         for (const auto& [address, freed] : items.allocations)
-            if (!freed.done) any_waits_for_captures_ = true;
+            if (waits_for(freed) != WaitsFor::stream) any_waits_for_captures_ = true;
         items_.allocations.merge(items.allocations);
         items_.imports.splice(items_.imports.end(), items.imports);
     }
@@ -153,8 +182,8 @@ public:
     [[nodiscard]] Items take_for_captures() noexcept {
         const MutexLock lock(mutex_);
         any_waits_for_captures_ = false;
-        return {move_out(items_.allocations, [](const auto& each) { return !each.second.done; }),
-                std::exchange(items_.imports, {})};
+        const auto waits = [](const auto& each) { return waits_for(each.second) != WaitsFor::stream; };
+        return {move_out(items_.allocations, waits), std::exchange(items_.imports, {})};
     }
     /// Takes out the allocations that are wanted.
     template <class Wanted>

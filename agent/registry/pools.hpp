@@ -28,7 +28,6 @@ struct LastUse {
     bool in_order = false;       ///< that stream may have it at once
     CUevent done = nullptr;      ///< of the stream's context; null: it is done
     std::uint64_t free_call = 0; ///< Pools::free_calls at that time
-    bool is_held = false; ///< its context is about to end: nobody may ask its event, nor have the block
 };
 
 /// The sizes and addresses of spares.
@@ -84,6 +83,8 @@ struct Pools {
     std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
     Ranges ranges GPU_SLEEP_GUARDED_BY(mutex);
     Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
+    /// The context that may end just now: one at a time.
+    CUcontext ending GPU_SLEEP_GUARDED_BY(mutex) = nullptr;
     /// Some pool has more than its threshold, or memory that was freed in a stream's order waits.
     std::atomic<bool> has_excess{false};
     std::atomic<bool> is_due{false};               ///< the program synchronised since, nothing was given back
@@ -91,36 +92,38 @@ struct Pools {
     std::atomic<std::uint64_t> synchronized_to{0}; ///< those up to which were before a synchronise
     std::atomic<Clock::time_point> next_trim{Clock::time_point{}};
 
-    /// Calls `change` with the last use of each block; those of what is not freed are none.
-    template <class Change>
-    void for_each_use(const Change& change) noexcept {
+    /// Nobody may have what was freed in the context that may end just now, nor ask for its end.
+    [[nodiscard]] bool is_held(const LastUse& use) const noexcept GPU_SLEEP_REQUIRES(mutex) {
+        return use.done && use.freed_in.context == ending;
+    }
+    /// That context has ended, and with it its work and its events; or it stays.
+    void settle(bool is_gone) noexcept {
         const MutexLock lock(mutex);
-        for (auto& [address, block] : blocks) change(block.last_use);
-    }
-    /// The context is about to end: from here on nobody may have what was freed there, nor ask for its end.
-    void hold_uses_in(CUcontext context) noexcept {
-        for_each_use([=](LastUse& use) { use.is_held |= use.done && use.freed_in.context == context; });
-    }
-    /// It has ended, and with it its work and its events; or it stays.
-    void let_go_of_uses_in(CUcontext context, bool is_gone) noexcept {
-        for_each_use([=](LastUse& use) {
-            if (!use.is_held || use.freed_in.context != context) return;
-            use.is_held = false;
-            if (is_gone) use = {};
-        });
+        for (auto& [address, block] : blocks)
+            if (is_gone && is_held(block.last_use)) block.last_use = {};
+        ending = nullptr;
         has_excess = true;
     }
     /// What was freed in the stream's order waits for its event from now on.
     void forget_order_of(CUstream stream) noexcept {
-        for_each_use([=](LastUse& use) { use.in_order &= use.freed_in.stream != stream; });
+        const MutexLock lock(mutex);
+        for (auto& [address, block] : blocks)
+            block.last_use.in_order &= block.last_use.freed_in.stream != stream;
     }
     /// The same for all streams of a green context, whose events are its primary one's.
     void forget_order_of(CUcontext green, CUcontext primary) noexcept {
-        for_each_use([=](LastUse& use) {
-            if (use.freed_in.context != green) return;
-            use.freed_in.context = primary;
-            use.in_order = false;
-        });
+        const MutexLock lock(mutex);
+        for (auto& [address, block] : blocks) {
+            if (block.last_use.freed_in.context != green) continue;
+            block.last_use.freed_in.context = primary;
+            block.last_use.in_order = false;
+        }
+    }
+    /// An allocation is freed, now or later: the program has no more of its pool, if it is of one.
+    void count_freed(CUdeviceptr address, Bytes bytes) noexcept {
+        const MutexLock lock(mutex);
+        const auto block = blocks.find(address);
+        if (block != blocks.end()) block->second.range->pool->figures.used -= bytes;
     }
 };
 

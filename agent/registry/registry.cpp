@@ -9,25 +9,49 @@
 
 namespace gpu_sleep::agent::registry {
 
+Registry& make_books() noexcept {
+    // In place, because their first use may come when the program has no memory left.
+    alignas(Registry) static std::byte s_storage[sizeof(Registry)];
+    static Mutex s_mutex;
+    const MutexLock lock(s_mutex);
+    if (auto* const made = g_books.load(std::memory_order_acquire)) return *made;
+    auto* const made = ::new (static_cast<void*>(s_storage)) Registry;
+    g_books.store(made, std::memory_order_release);
+    return *made;
+}
+
 Departed Registry::take(CUcontext context, bool is_primary) noexcept {
-    // Memory of pools outlives contexts, but for the device's primary one, which takes everything with it.
-    // Captures as small as these make a std::function that does not allocate.
-    const auto dies = [=](const Allocation& a) {
-        return !a.is_virtual && a.context == context && (is_primary || !a.pool);
-    };
+    const auto dies = [=](const auto& memory) { return dies_with(memory, context, is_primary); };
     Departed departed{.context = context, .is_primary = is_primary};
     departed.captures = captures.take(context);
-    pools.hold_uses_in(context);
     {
         const MutexLock lock(pools.mutex); // under which others take what waits for a stream out, and back
+        pools.ending = context;
         departed.later =
             later.take([&](const Allocation& a) { return a.done ? a.freed_in == context : dies(a); });
     }
     objects.end_with(context);
     departed.allocations = allocations.take(dies);
     departed.record = contexts.take(context);
-    departed.residual = residual.take(context, is_primary);
+    departed.residual = residual.take_if(dies);
     return departed;
+}
+
+Later::Items Registry::gone(Departed departed) noexcept {
+    // What is left of its allocations outlives it.
+    allocations.change([&](Allocation& a) {
+        if (a.context == departed.context) a.context = nullptr;
+    });
+    for (const auto& [address, allocation] : departed.allocations)
+        pools.count_freed(address, allocation.bytes);
+    pools.settle(true);
+    auto due = std::move(departed.later);
+    due.allocations.merge(departed.allocations);
+    for (auto& [address, allocation] : due.allocations) { // with the context its work is over
+        allocation.context = nullptr;
+        allocation.done = nullptr;
+    }
+    return due;
 }
 
 void Registry::put_back(Departed departed) noexcept {
@@ -36,7 +60,7 @@ void Registry::put_back(Departed departed) noexcept {
     allocations.put_back(departed.allocations);
     later.add(departed.later);
     captures.put_back(departed.captures); // before what they keep from being asked
-    pools.let_go_of_uses_in(departed.context, false);
+    pools.settle(false);
 }
 
 Captures::Taken Registry::hand_on(const Green& green) noexcept {

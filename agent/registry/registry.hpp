@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "base/memory.hpp"
 #include "driver/context.hpp"
 #include "model/unseen_libraries.hpp"
 #include "registry/contexts.hpp"
@@ -92,6 +91,13 @@ struct Unseen {
     std::vector<model::UnseenUse> bypassing GPU_SLEEP_GUARDED_BY(mutex);
 };
 
+/// Whether the end of the context takes the memory: that of a pool outlives contexts, but for the device's
+/// primary one, which takes everything with it.
+template <class Memory>
+[[nodiscard]] constexpr bool dies_with(const Memory& memory, CUcontext context, bool is_primary) noexcept {
+    return memory.context == context && (is_primary || !memory.pool);
+}
+
 /// All that was known of a context, out of the books while it may end, for another may get its handle at
 /// once.
 struct Departed {
@@ -121,19 +127,31 @@ struct Registry {
     Objects objects;
     Unseen unseen;
 
-    /// Takes out what is known of a context that is about to end. Takes no memory. The caller holds
-    /// contexts.alive alone. Afterwards its memory is freed (free_departed()), or all is put back.
+    /// Takes out what is known of a context that is about to end. The caller holds contexts.alive alone until
+    /// the context has gone(), or what is known is put back. None of these takes memory.
     [[nodiscard]] Departed take(CUcontext context, bool is_primary) noexcept;
+    /// Returns what is to be freed. No work uses it any more.
+    [[nodiscard]] Later::Items gone(Departed departed) noexcept;
     void put_back(Departed departed) noexcept;
     /// A green context is about to end, which its primary one outlives: that has its memory, and its events,
     /// from now on. Returns the captures in its streams. Takes no memory.
     [[nodiscard]] Captures::Taken hand_on(const Green& green) noexcept;
 };
 
-/// The process's: made at the first question, which may come before the agent starts, and never freed. Once
-/// the agent has started, a child of fork() asks for nothing (stop_intercepting()).
+/// Null before the first use, and in a child of fork() until it begins anew.
+inline constinit std::atomic<Registry*> g_books{nullptr};
+/// Makes them, unless another thread was faster.
+[[nodiscard]] Registry& make_books() noexcept;
+
+/// The process's: made at the first question, which may come before the agent starts, and never freed.
 [[nodiscard]] inline Registry& books() noexcept {
-    return immortal<Registry>();
+    auto* const made = g_books.load(std::memory_order_acquire);
+    return made ? *made : make_books();
+}
+/// In a child of fork(): what its parent has is not the child's, and no thread is left that would give the
+/// mutexes back.
+inline void begin_anew_in_child() noexcept {
+    g_books = nullptr;
 }
 
 } // namespace gpu_sleep::agent::registry

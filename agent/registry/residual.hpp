@@ -84,15 +84,16 @@ public:
             count_ += shard.records.insert(std::move(record)).inserted;
         });
     }
-    /// Takes out what ends with the context.
+    /// Takes out all that are wanted.
     using Taken = std::vector<Node>;
-    [[nodiscard]] Taken take(CUcontext context, bool is_primary) noexcept {
+    template <class Wanted>
+    [[nodiscard]] Taken take_if(const Wanted& wanted) noexcept {
         Taken taken;
         for (auto& shard : shards_) {
             const MutexLock lock(shard.mutex);
             for (auto next = shard.records.begin(); next != shard.records.end();) {
                 const auto here = next++;
-                if (here->second.context != context || (here->second.pool && !is_primary)) continue;
+                if (!wanted(here->second)) continue;
                 auto record = shard.records.extract(here);
                 --count_;
                 ignoring_errors([&] { taken.push_back(std::move(record)); });

@@ -5,7 +5,10 @@
 #include "registry/registry.hpp"
 
 #include "support/catch.hpp"
+#include "support/child.hpp"
 #include "support/failing_new.hpp"
+
+#include <latch>
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::agent::registry;
@@ -31,8 +34,7 @@ void fill(Registry& registry) {
         registry.contexts.give_event(context, k_event);
         registry.allocations.add({.address = address, .bytes = 1, .context = context});
         registry.allocations.add({.address = address + 1, .bytes = 1, .context = context, .pool = k_pool});
-        registry.allocations.add(
-            {.address = address + 2, .bytes = 1, .is_virtual = true, .context = context});
+        registry.allocations.add({.address = address + 2, .bytes = 1, .is_virtual = true});
         Later::Items freed;
         freed.allocations[address + 3] = {.address = address + 3, .context = context};
         freed.allocations[address + 5] = {.address = address + 5, .done = k_event, .freed_in = context};
@@ -47,7 +49,7 @@ void fill(Registry& registry) {
         }
         static_cast<void>(registry.captures.note({k_stream, context, address}, context, true));
         const MutexLock lock(registry.pools.mutex);
-        registry.pools.blocks[address].last_use = {{context, k_stream}, true, k_event};
+        registry.pools.blocks[address + 7].last_use = {{context, k_stream}, true, k_event};
     }
 }
 
@@ -65,12 +67,16 @@ Counts counts_of(Registry& registry) {
     auto later = registry.later.take([](const Allocation&) { return true; });
     counts.later = later.allocations.size();
     registry.later.add(later);
-    registry.pools.for_each_use([&](const LastUse& use) { counts.held += use.is_held; });
     std::vector<Residual> sums;
     registry.residual.add_to(sums);
     for (const auto& row : sums) counts.residual += row.count;
-    const MutexLock lock(registry.objects.mutex);
-    counts.objects = registry.objects.all.size();
+    {
+        const MutexLock lock(registry.objects.mutex);
+        counts.objects = registry.objects.all.size();
+    }
+    const MutexLock lock(registry.pools.mutex);
+    for (const auto& [address, block] : registry.pools.blocks)
+        counts.held += registry.pools.is_held(block.last_use);
     return counts;
 }
 
@@ -108,10 +114,95 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
         CHECK(one.contexts.take_event(k_context) == k_event);
     }
     SECTION("it is gone, and its number is another's") {
-        one.pools.let_go_of_uses_in(k_context, true);
+        one.pools.blocks[1].last_use = {{k_context, k_stream}, true, k_event}; // of a free just now
+        test::t_allocations_left = 0;
+        const auto due = one.gone(std::move(departed));
+        CHECK(std::exchange(test::t_allocations_left, -1) == 0);
+        CHECK(due.allocations.size() == (is_primary ? 4 : 3));
+        for (const auto& [address, allocation] : due.allocations) CHECK_FALSE(allocation.done);
+        CHECK(one.pools.blocks[1].last_use.done == nullptr);
+        CHECK(one.allocations.all([](const Allocation& a) { return a.pool && a.context == k_context; })
+                  .empty());
+        one.pools.blocks.erase(1);
         fill(one);
         CHECK(counts_of(one) == all);
-        one.pools.for_each_use([](const LastUse& use) { CHECK_FALSE(use.is_held); });
+    }
+}
+
+TEST_CASE("Registry: a child of fork has books of its own, whoever held its parent's", "[registry]") {
+    auto& parents = books();
+    fill(parents);
+    auto& mutex = parents.pools.mutex;
+    std::latch may_end(1);
+    std::atomic<bool> is_held{false};
+    std::thread holder([&]() GPU_SLEEP_UNCHECKED { // clang does not see the mutex through the reference
+        const MutexLock lock(mutex);
+        is_held = true;
+        may_end.wait();
+    });
+    while (!is_held) std::this_thread::yield();
+    CHECK(test::holds_in_child([] {
+        begin_anew_in_child();
+        if (g_books) return false;
+        test::t_allocations_left = 0;
+        auto& own = books();
+        const bool are_made_without_memory = std::exchange(test::t_allocations_left, -1) == 0;
+        fill(own);
+        return are_made_without_memory && counts_of(own).contexts == 2;
+    }));
+    may_end.count_down();
+    holder.join();
+    CHECK(&books() == &parents);
+    for (auto* const context : {k_context, k_other})
+        static_cast<void>(parents.gone(parents.take(context, true)));
+    parents.pools.blocks.clear();
+}
+
+TEST_CASE("Registry: what freed memory waits for, and what an open capture holds", "[registry]") {
+    struct Row {
+        bool has_event, is_of_pool;
+        WaitsFor waits;
+        bool is_held; ///< while any capture is open
+    };
+    const auto row = GENERATE(
+        Row{false, false, WaitsFor::captures_or_need, true}, Row{false, true, WaitsFor::captures, true},
+        Row{true, false, WaitsFor::stream, false}, Row{true, true, WaitsFor::stream, false});
+    const Allocation freed{
+        .address = 1, .pool = row.is_of_pool ? k_pool : nullptr, .done = row.has_event ? k_event : nullptr};
+    CHECK(waits_for(freed) == row.waits);
+    Later later;
+    Later::Items items;
+    items.allocations[freed.address] = freed;
+    later.add(items);
+    CHECK(later.may_wait_for_captures() == row.is_held);
+    CHECK(later.take_for_captures().allocations.empty() != row.is_held);
+}
+
+TEST_CASE("Registry: what a free does", "[registry]") {
+    const auto [call, freeing] = GENERATE(table<FreeCall, Freeing>({
+        {{}, Freeing::at_once},
+        {{.captures = true}, Freeing::once_captures_end},
+        {{.is_in_order = true}, Freeing::in_order},
+        {{.is_in_order = true, .captures = true}, Freeing::once_captures_end},
+        {{.is_in_order = true, .has_context = false}, Freeing::refused},
+        {{.is_in_order = true, .has_context = false, .captures = true}, Freeing::refused},
+    }));
+    CHECK(freeing_of(call) == freeing);
+}
+
+TEST_CASE("Registry: what a context takes with it", "[registry]") {
+    struct Row {
+        CUcontext context;
+        CUmemoryPool pool;
+        bool is_primary, dies;
+    };
+    for (const auto& row : {Row{k_context, nullptr, false, true}, Row{k_context, nullptr, true, true},
+                            Row{k_context, k_pool, false, false}, Row{k_context, k_pool, true, true},
+                            Row{k_other, nullptr, true, false}, Row{nullptr, k_pool, true, false}}) {
+        CHECK(dies_with(Allocation{.context = row.context, .pool = row.pool}, k_context, row.is_primary) ==
+              row.dies);
+        CHECK(dies_with(ResidualRecord{.context = row.context, .pool = row.pool}, k_context,
+                        row.is_primary) == row.dies);
     }
 }
 
