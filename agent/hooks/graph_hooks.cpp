@@ -53,24 +53,16 @@ LooksAt looks_at(const CUgraphNodeParams* node) noexcept {
     }
 }
 
-/// Finds the addresses that a node names, given a pointer to its parameters, or its graph.
-template <class Parameters>
-class NodeInspector final : public gate::Inspector {
-public:
-    explicit NodeInspector(Parameters parameters) : parameters_(parameters) {}
-    [[nodiscard]] gate::Named inspect() const override {
-        gate::Named named;
-        named.known = true;
-        if constexpr (std::is_same_v<Parameters, CUgraph>)
-            add_node(named, parameters_);
-        else if (parameters_)
-            add_node(named, *parameters_);
-        return named;
+/// The addresses that a node names, given a pointer to its parameters, or its graph.
+struct NamesOfNode {
+    static void add(gate::Named& named, CUgraph child) { add_nodes(named, child); }
+    template <class Parameters>
+    static void add(gate::Named& named, const Parameters* parameters) {
+        if (parameters) add_node(named, *parameters);
     }
-
-private:
-    Parameters parameters_;
 };
+template <class Parameters>
+using NodeInspector = CallInspector<NamesOfNode, false, Parameters>;
 
 /// Calls the driver's function of the same name, which is given a node's parameters.
 template <Entry entry, class... Arguments>
@@ -84,7 +76,7 @@ CUresult give_node(LooksAt looks, const gate::Inspector& names, Arguments... arg
 /// The same for a node of an executable graph.
 template <Entry entry, class Parameters, class... Rest>
 CUresult change(CUgraphExec executable, CUgraphNode node, Parameters parameters, Rest... rest) {
-    const NodeInspector names(parameters);
+    const NodeInspector<Parameters> names(parameters);
     return noted(give_node<entry>(looks_at(parameters), names, executable, node, parameters, rest...),
                  [&] { note_node(executable, node, names); });
 }
@@ -101,18 +93,21 @@ GPU_SLEEP_SHARE(cuGraphExecUpdate_v2, update)
 
 CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                         CUgraphNodeParams* parameters) {
-    return give_node<Entry::cuGraphAddNode>(looks_at(parameters), NodeInspector(parameters), node, graph,
+    return give_node<Entry::cuGraphAddNode>(looks_at(parameters),
+                                            NodeInspector<CUgraphNodeParams*>(parameters), node, graph,
                                             dependencies, count, parameters);
 }
 CUresult cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                            const CUgraphEdgeData* edges, std::size_t count, CUgraphNodeParams* parameters) {
-    return give_node<Entry::cuGraphAddNode_v2>(looks_at(parameters), NodeInspector(parameters), node, graph,
+    return give_node<Entry::cuGraphAddNode_v2>(looks_at(parameters),
+                                               NodeInspector<CUgraphNodeParams*>(parameters), node, graph,
                                                dependencies, edges, count, parameters);
 }
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
     const auto looks = looks_at(parameters);
     if (looks == LooksAt::nothing) return real<Entry::cuGraphNodeSetParams>()(node, parameters);
-    return give_node<Entry::cuGraphNodeSetParams>(looks, NodeInspector(parameters), node, parameters);
+    return give_node<Entry::cuGraphNodeSetParams>(looks, NodeInspector<CUgraphNodeParams*>(parameters), node,
+                                                  parameters);
 }
 
 GPU_SLEEP_SHARE(cuGraphExecKernelNodeSetParams, change)

@@ -32,23 +32,26 @@ void add_words(gate::Named& named, const void* data, std::size_t bytes) {
     }
 }
 
+/// Adds one side of a copy, from `start` bytes behind its address on. Arrays do not sleep.
+void add_side(gate::Named& named, CUmemorytype type, CUdeviceptr device, const void* host, std::size_t start,
+              std::size_t bytes) {
+    const auto base = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<CUdeviceptr>(host) : device;
+    if (type != CU_MEMORYTYPE_ARRAY) add_span(named, base + start, bytes);
+}
+
 /// Adds both sides of a 3D copy, between peers or not.
 template <class Copy>
 void add_boxes(gate::Named& named, const Copy& copy) {
     if (copy.Depth == 0 || copy.Height == 0) return;
-    const auto add = [&](CUmemorytype type, CUdeviceptr device, const void* host, std::size_t pitch,
-                         std::size_t height, std::size_t x, std::size_t y, std::size_t z) {
-        if (type == CU_MEMORYTYPE_ARRAY) return; // arrays do not sleep
-        const auto base = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<CUdeviceptr>(host) : device;
-        const auto first = (z * height + y) * pitch + x;
-        const auto last =
-            ((z + copy.Depth - 1) * height + y + copy.Height - 1) * pitch + x + copy.WidthInBytes;
-        add_span(named, base + first, last - first);
+    const auto bytes = [&](std::size_t pitch, std::size_t height) {
+        return ((copy.Depth - 1) * height + copy.Height - 1) * pitch + copy.WidthInBytes;
     };
-    add(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch, copy.srcHeight, copy.srcXInBytes,
-        copy.srcY, copy.srcZ);
-    add(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch, copy.dstHeight, copy.dstXInBytes,
-        copy.dstY, copy.dstZ);
+    add_side(named, copy.srcMemoryType, copy.srcDevice, copy.srcHost,
+             (copy.srcZ * copy.srcHeight + copy.srcY) * copy.srcPitch + copy.srcXInBytes,
+             bytes(copy.srcPitch, copy.srcHeight));
+    add_side(named, copy.dstMemoryType, copy.dstDevice, copy.dstHost,
+             (copy.dstZ * copy.dstHeight + copy.dstY) * copy.dstPitch + copy.dstXInBytes,
+             bytes(copy.dstPitch, copy.dstHeight));
 }
 
 /// The number of the capture that the stream belongs to, if that goes on. Breaks none.
@@ -127,17 +130,13 @@ void add_span(gate::Named& named, CUdeviceptr address, std::size_t bytes) {
 }
 
 void add_copy(gate::Named& named, const CUDA_MEMCPY2D& copy) {
-    const auto add = [&](CUmemorytype type, CUdeviceptr base, const void* host, std::size_t pitch,
-                         std::size_t x, std::size_t y) {
-        const auto start = type == CU_MEMORYTYPE_UNIFIED || type == CU_MEMORYTYPE_DEVICE
-                               ? base
-                               : reinterpret_cast<CUdeviceptr>(host);
-        if (type == CU_MEMORYTYPE_ARRAY) return; // arrays do not sleep
-        add_span(named, start + y * pitch + x, (copy.Height - 1) * pitch + copy.WidthInBytes);
-    };
     if (copy.Height == 0) return;
-    add(copy.srcMemoryType, copy.srcDevice, copy.srcHost, copy.srcPitch, copy.srcXInBytes, copy.srcY);
-    add(copy.dstMemoryType, copy.dstDevice, copy.dstHost, copy.dstPitch, copy.dstXInBytes, copy.dstY);
+    add_side(named, copy.srcMemoryType, copy.srcDevice, copy.srcHost,
+             copy.srcY * copy.srcPitch + copy.srcXInBytes,
+             (copy.Height - 1) * copy.srcPitch + copy.WidthInBytes);
+    add_side(named, copy.dstMemoryType, copy.dstDevice, copy.dstHost,
+             copy.dstY * copy.dstPitch + copy.dstXInBytes,
+             (copy.Height - 1) * copy.dstPitch + copy.WidthInBytes);
 }
 
 void add_copy(gate::Named& named, const CUDA_MEMCPY3D& copy) {

@@ -43,15 +43,6 @@ CUresult end_with(Subject subject) {
     return intercepts() ? ends(subject, call) : call();
 }
 
-/// The mode of a capture is the last argument; the first entry point of the kind has none.
-CUstreamCaptureMode capture_mode() {
-    return CU_STREAM_CAPTURE_MODE_GLOBAL;
-}
-template <class... Arguments>
-CUstreamCaptureMode capture_mode(Arguments... arguments) {
-    return std::get<sizeof...(Arguments) - 1>(std::tuple(arguments...));
-}
-
 template <Entry entry, class... Arguments>
 CUresult begin_capture(CUstream stream, Arguments... arguments) {
     const bool nests = intercepts() && registry::books().captures.has_own();
@@ -59,7 +50,9 @@ CUresult begin_capture(CUstream stream, Arguments... arguments) {
     if (!passage.admitted()) return refused();
     const auto call = [=] { return real<entry>()(stream, arguments...); };
     if (!intercepts()) return call();
-    const bool any_may_end = capture_mode(arguments...) == CU_STREAM_CAPTURE_MODE_RELAXED;
+    // The mode of a capture is the last argument; the first entry point of the kind has none.
+    const std::tuple modes(CU_STREAM_CAPTURE_MODE_GLOBAL, arguments...);
+    const bool any_may_end = std::get<sizeof...(Arguments)>(modes) == CU_STREAM_CAPTURE_MODE_RELAXED;
     return intercepted::begin_capture(stream, k_per_thread<entry>, any_may_end, std::cref(call));
 }
 

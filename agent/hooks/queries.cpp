@@ -47,9 +47,7 @@ std::optional<CUresult> answer_for_allocation(void* data, CUpointer_attribute at
 CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Allocation& known,
                              CUdeviceptr address) {
     switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return answer(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer(data, address);
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return answer(data, known.device);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer(data, k_false);
     case CU_POINTER_ATTRIBUTE_MAPPED: return answer(data, k_true);
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return answer(data, k_false);
@@ -62,23 +60,20 @@ CUresult answer_for_sleeping(void* data, CUpointer_attribute attribute, const Al
     }
 }
 
-/// Memory that has moved to host memory is the GPU's all the same: the program must not read it in place.
-std::optional<CUresult> answer_as_on_gpu(void* data, CUpointer_attribute attribute, const Allocation& known) {
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return answer(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return answer(data, known.device);
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER: answer(data, nullptr); return CUDA_ERROR_INVALID_VALUE;
-    default: return std::nullopt;
-    }
-}
-
 CUresult ask(void* data, CUpointer_attribute attribute, const Allocation& known, CUdeviceptr address) {
     if (!known.is_virtual || known.is_own)
         if (const auto ours = answer_for_allocation(data, attribute, known)) return *ours;
     const auto status = real<Entry::cuPointerGetAttribute>()(data, attribute, address);
-    if (status == CUDA_SUCCESS) return answer_as_on_gpu(data, attribute, known).value_or(status);
     // So the driver speaks of an address that shows nothing: it sleeps.
-    return status == CUDA_ERROR_INVALID_VALUE ? answer_for_sleeping(data, attribute, known, address) : status;
+    const bool sleeps = status == CUDA_ERROR_INVALID_VALUE;
+    if (status != CUDA_SUCCESS && !sleeps) return status;
+    switch (attribute) {
+    // Memory that has moved to host memory is the GPU's all the same: the program must not read it in place.
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return answer(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return answer(data, known.device);
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: answer(data, nullptr); return CUDA_ERROR_INVALID_VALUE;
+    default: return sleeps ? answer_for_sleeping(data, attribute, known, address) : status;
+    }
 }
 
 /// Whether the address, which is in no allocation, is one that the driver knows only because it lies in a

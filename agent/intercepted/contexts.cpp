@@ -56,26 +56,34 @@ CUresult end_alone(const End& end) noexcept {
     return status;
 }
 
-CUresult end_own_context(CUcontext context, const std::function<CUresult()>& end,
-                         const std::function<bool(const driver::Api&)>& is_gone) noexcept {
+/// Runs `end`, after which a context of the program's own has gone, or `may_stay`.
+CUresult end_own_context(CUcontext context, bool may_stay, const std::function<CUresult()>& end) noexcept {
     const auto with = memory();
     if (!with || !context) return end();
-    return end_alone(
-        [&] { return end_with(*with, context, false, end, [&] { return is_gone(with->api()); }); });
+    // A context that is detached is current, and stays so if others are attached to it.
+    const auto is_gone = [&] {
+        CUcontext current = nullptr;
+        return !may_stay || with->api().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context;
+    };
+    return end_alone([&] { return end_with(*with, context, false, end, is_gone); });
 }
 
-/// Runs `release`, which takes one of the program's holds of the primary context. The caller holds
-/// contexts.alive alone, so that nobody else's hold makes it look as if the context stayed.
+/// The same for the primary context of a device, if it has one. The caller holds contexts.alive alone, so
+/// that nobody else's hold makes it look as if the context stayed.
+CUresult end_primary(ProgramMemory& memory, CUdevice device, bool may_stay,
+                     const std::function<CUresult()>& end) noexcept {
+    const auto primary = primary_of(memory.api(), device);
+    if (!primary.context) return end();
+    return end_with(memory, primary.context, true, end,
+                    [&] { return !may_stay || primary_of(memory.api(), device) != primary; });
+}
+
+/// Runs `release`, which takes one of the program's holds of the primary context.
 CUresult release_held(ProgramMemory& memory, CUdevice device,
                       const std::function<CUresult()>& release) noexcept {
     auto& contexts = books().contexts;
     const auto letting_go = contexts.let_go(device);
-    const auto status = [&] {
-        const auto primary = letting_go.is_last ? primary_of(memory.api(), device) : Primary{};
-        if (!primary.context) return release();
-        return end_with(memory, primary.context, true, release,
-                        [&] { return primary_of(memory.api(), device) != primary; });
-    }();
+    const auto status = letting_go.is_last ? end_primary(memory, device, true, release) : release();
     if (status != CUDA_SUCCESS && letting_go.was_held) contexts.hold(device);
     return status;
 }
@@ -108,12 +116,10 @@ CUcontext known_context_of(CUstream stream) noexcept {
     return with ? context_of(*with, stream) : nullptr;
 }
 
-void capture_is_over(CUstream stream, bool per_thread, std::uint64_t number) noexcept {
-    ignoring_errors([&] {
-        if (number == 0) return;
-        books().captures.forget(capture_key(stream, per_thread, known_context_of(stream)), number);
-        free_waiting();
-    });
+void capture_is_over(std::uint64_t number) noexcept {
+    if (number == 0) return;
+    books().captures.forget(number);
+    free_waiting();
 }
 
 /// False also where the driver does not say.
@@ -156,15 +162,11 @@ CUresult make_context(const CUcontext* context, const std::function<CUresult()>&
 }
 
 CUresult end_context(CUcontext context, const std::function<CUresult()>& destroy) noexcept {
-    return end_own_context(context, destroy, [](const driver::Api&) { return true; });
+    return end_own_context(context, false, destroy);
 }
 
 CUresult detach_context(CUcontext context, const std::function<CUresult()>& detach) noexcept {
-    // It takes a context that is current, and leaves it so if others are attached to it.
-    return end_own_context(context, detach, [context](const driver::Api& api) {
-        CUcontext current = nullptr;
-        return api.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context;
-    });
+    return end_own_context(context, true, detach);
 }
 
 CUresult make_green_context(const CUgreenCtx* green, CUdevice device, const std::function<CUresult()>& make,
@@ -212,17 +214,13 @@ CUresult retain_primary_context(CUdevice device, const std::function<CUresult()>
 CUresult release_primary_context(CUdevice device, const std::function<CUresult()>& release) noexcept {
     const auto with = memory();
     auto& contexts = books().contexts;
-    if (!with) {
-        const auto status = release();
-        if (status == CUDA_SUCCESS) contexts.let_go(device);
-        return status;
-    }
     std::optional<CUresult> released;
     {
         // Many may let go at once while others hold it; who may be the last waits until they have.
         const std::shared_lock stay(contexts.alive);
-        if (!contexts.let_go(device, false).is_last) released = release();
-        if (released && released != CUDA_SUCCESS) contexts.hold(device);
+        const auto letting_go = contexts.let_go(device, !with);
+        if (!with || !letting_go.is_last) released = release();
+        if (released && released != CUDA_SUCCESS && letting_go.was_held) contexts.hold(device);
     }
     if (!released) return end_alone([&] { return release_held(*with, device, release); });
     free_waiting();
@@ -232,11 +230,7 @@ CUresult release_primary_context(CUdevice device, const std::function<CUresult()
 CUresult reset_primary_context(CUdevice device, const std::function<CUresult()>& reset) noexcept {
     const auto with = memory();
     if (!with) return reset();
-    return end_alone([&] {
-        const auto primary = primary_of(with->api(), device);
-        if (!primary.context) return reset();
-        return end_with(*with, primary.context, true, reset, [] { return true; });
-    });
+    return end_alone([&] { return end_primary(*with, device, false, reset); });
 }
 
 CUresult begin_capture(CUstream stream, bool per_thread, bool any_may_end,
@@ -250,7 +244,7 @@ CUresult begin_capture(CUstream stream, bool per_thread, bool any_may_end,
     });
     if (!number) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = begin();
-    if (status != CUDA_SUCCESS) capture_is_over(stream, per_thread, *number);
+    if (status != CUDA_SUCCESS) capture_is_over(*number);
     return status;
 }
 
@@ -262,8 +256,7 @@ CUresult end_capture(CUstream stream, bool per_thread, const std::function<CUres
     const auto status = end();
     // A broken capture is over too, and one that the wrong thread was to end, but not one that the wrong
     // stream was.
-    if (status == CUDA_SUCCESS || !captures_still(stream, per_thread))
-        capture_is_over(stream, per_thread, number);
+    if (status == CUDA_SUCCESS || !captures_still(stream, per_thread)) capture_is_over(number);
     return status;
 }
 

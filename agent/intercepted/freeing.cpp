@@ -6,7 +6,6 @@
 
 #include "intercepted/freeing.hpp"
 
-#include "intercepted/pending_work.hpp"
 #include "intercepted/pool_table.hpp"
 
 #include <bit>
@@ -44,14 +43,16 @@ void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES
 }
 
 /// Gives back what exceeds the thresholds.
-void trim_excess(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-    all.is_due = false;
-    give_back_idle(all, memory, [&](const Range& range) { return is_excess(memory, range); });
-    // Only now: who synchronises meanwhile has to find that there is something to give back.
-    all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
-        return entry.second.live == 0 && is_excess(memory, entry.second); // not done
+void trim_excess() noexcept {
+    with_pools([](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        all.is_due = false;
+        give_back_idle(all, memory, [&](const Range& range) { return is_excess(memory, range); });
+        // Only now: who synchronises meanwhile has to find that there is something to give back.
+        all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
+            return entry.second.live == 0 && is_excess(memory, entry.second); // not done
+        });
+        finish_frees_in_order(all, memory);
     });
-    finish_frees_in_order(all, memory);
 }
 
 /// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
@@ -67,6 +68,40 @@ void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
     make_spare(all, block, {});
     give_back_idle(all, memory,
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
+}
+
+/// Closes memory of another process, awake or asleep.
+void unmap_import(ProgramMemory& memory, const Import& import) {
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    const auto span = import.place->span();
+    static_cast<void>(books().allocations.take(span.address, true));
+    memory.with_lock([&](LockedMemory& locked) {
+        auto backing = locked.remove_mapping(span.address);
+        if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
+        auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
+        if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
+        if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
+    });
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    const auto passing = std::ranges::find_if(imports.passing, [&](const PassingImport& each) {
+        return each.from == import.from && each.asked == import.asked;
+    });
+    if (passing != imports.passing.end()) imports.passing.erase(passing);
+}
+
+/// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
+/// reach it. Memory of a pool outlives the context that it was made in, and other contexts of its device may
+/// use it too. False as PendingWork::note().
+bool note_work(const driver::Api& api, const Due& due, PendingWork& work) {
+    bool is_noted = true;
+    for (const auto& import : due.imports)
+        for (auto devices = import.access; devices != 0; devices &= devices - 1)
+            is_noted &= note_work_on(api, std::countr_zero(devices), work);
+    for (const auto& [address, allocation] : due.allocations)
+        is_noted &=
+            allocation.pool ? note_work_on(api, allocation.device, work) : work.note(allocation.context);
+    return is_noted;
 }
 
 } // namespace
@@ -89,8 +124,7 @@ void give_back_due() noexcept {
     auto& all = books().pools;
     if (!all.is_due.load(std::memory_order_relaxed)) return;
     if (books().captures.count() != 0) return tidy_later();
-    with_pools([](Pools& pools, ProgramMemory& memory)
-                   GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, memory); });
+    trim_excess();
 }
 
 void trim() noexcept {
@@ -113,34 +147,23 @@ void free_departed(ProgramMemory& memory, Departed departed) noexcept {
     ignoring_errors([&] {
         if (is_primary) memory.note_unpinned();
         due.give_back(memory);
-        with_pools([](Pools& pools, ProgramMemory& with)
-                       GPU_SLEEP_REQUIRES(pools.mutex) { trim_excess(pools, with); });
+        trim_excess();
     });
 }
 
-// Memory of a pool outlives the context that it was made in, and other contexts of its device may use it too.
-bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work) {
-    return allocation.pool ? note_work_on(memory.api(), allocation.device, work)
-                           : work.note(allocation.context);
-}
-
-void unmap_import(ProgramMemory& memory, const Import& import) {
-    const driver::RelaxedCaptureMode relaxed(memory.api());
-    const auto span = import.place->span();
-    static_cast<void>(books().allocations.take(span.address, true));
-    memory.with_lock([&](LockedMemory& locked) {
-        auto backing = locked.remove_mapping(span.address);
-        if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
-        auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
-        if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
-        if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
-    });
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto passing = std::ranges::find_if(imports.passing, [&](const PassingImport& each) {
-        return each.from == import.from && each.asked == import.asked;
-    });
-    if (passing != imports.passing.end()) imports.passing.erase(passing);
+CUresult free_due(ProgramMemory& memory, Due& due, PendingWork::Way way) {
+    PendingWork work(memory.api(), way);
+    auto& captures = books().captures;
+    std::shared_lock order(captures.order, std::defer_lock);
+    if (way == PendingWork::Way::best) {
+        order.lock();
+        if (freeing_of({.captures = captures.count() != 0}) != Freeing::at_once) return CUDA_SUCCESS;
+    }
+    if (!note_work(memory.api(), due, work)) return CUDA_SUCCESS;
+    if (order) order.unlock();
+    const auto status = work.wait();
+    due.give_back(memory);
+    return status;
 }
 
 void free_waiting() noexcept {
@@ -152,17 +175,8 @@ void free_waiting() noexcept {
         all.contexts.let_end();
         // From here on none of their contexts ends; those that ended took theirs with them.
         const std::shared_lock stay(all.contexts.alive);
-        PendingWork work(memory.api());
-        std::shared_lock order(all.captures.order);
-        if (all.captures.count() != 0) return;
         Due due{all.later.take_for_captures()};
-        for (const auto& import : due.imports)
-            for (auto devices = import.access; devices != 0; devices &= devices - 1)
-                note_work_on(memory.api(), std::countr_zero(devices), work);
-        for (const auto& [address, allocation] : due.allocations) note_work(memory, allocation, work);
-        order.unlock();
-        work.wait();
-        due.give_back(memory);
+        free_due(memory, due);
     });
 }
 
@@ -172,14 +186,11 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
         auto& all = books();
         all.contexts.let_end();
         const std::shared_lock stay(all.contexts.alive);
-        PendingWork work(memory.api(), PendingWork::Way::amid_captures);
         Due due{all.later.take(
             [](const Allocation& each) { return waits_for(each) == WaitsFor::captures_or_need; })};
-        for (const auto& [address, allocation] : due.allocations)
-            if (!note_work(memory, allocation, work)) return;
-        work.wait();
-        is_any_free = !due.allocations.empty();
-        due.give_back(memory);
+        const bool has_any = !due.allocations.empty();
+        free_due(memory, due, PendingWork::Way::amid_captures);
+        is_any_free = has_any && due.allocations.empty();
     });
     return is_any_free;
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "intercepted/calls.hpp"
+#include "intercepted/pending_work.hpp"
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -17,8 +18,6 @@ void give_back_due() noexcept;
 void trim() noexcept;
 /// The context has gone: frees its memory. What is not freed for want of memory is freed later.
 void free_departed(ProgramMemory& memory, Departed departed) noexcept;
-
-class PendingWork;
 
 /// Frees plain allocations that wait for captures to end while one is open, for memory is short. Breaks none,
 /// and waits as the driver's own free does in a thread whose mode is relaxed. Whether any was freed. The
@@ -46,11 +45,6 @@ auto try_for_memory(ProgramMemory& memory, Try&& try_once) {
 }
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
-/// Closes memory of another process, awake or asleep.
-void unmap_import(ProgramMemory& memory, const Import& import);
-/// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
-/// reach it. False as PendingWork::note(). The caller holds contexts.alive, until it has waited.
-bool note_work(ProgramMemory& memory, const Allocation& allocation, PendingWork& work);
 
 /// What is out of the books to be freed or closed. What is not by the end of this, for want of memory
 /// perhaps, is freed later.
@@ -61,6 +55,9 @@ struct Due : Later::Items {
     /// Frees and closes all of it. No work may still use it.
     void give_back(ProgramMemory& memory);
 };
+/// Waits for the work that may use what is due, and frees that; unless that would break a capture. Returns
+/// what went wrong with the work. The caller holds contexts.alive.
+CUresult free_due(ProgramMemory& memory, Due& due, PendingWork::Way way = PendingWork::Way::best);
 
 /// Takes the allocation at `address` out of the index and calls `free` with what is due and the allocation in
 /// that. No answer where there is none of ours, or it is a mapping of the program's own.

@@ -43,6 +43,11 @@ CUresult end_pool(CUmemoryPool pool, const std::function<CUresult()>& destroy) n
 void pool_trimmed(CUmemoryPool pool, std::size_t keep) noexcept;
 /// After the driver set an attribute: the threshold, a switch, or a peak that begins anew.
 void pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, const void* value) noexcept;
+/// Adds what we hold for the pool to what the driver answered. What a synchronise owes is gone before
+/// (give_back_due()).
+void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
+/// After the driver allocated of the pool, which may be one of which we have memory, too.
+void note_mixed_pool(CUmemoryPool pool) noexcept;
 void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
 
 // Legacy CUDA IPC of plain memory. Source: CUDA Driver API, cuIpcGetMemHandle.

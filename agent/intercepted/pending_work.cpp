@@ -67,24 +67,17 @@ void PendingWork::free_block(Noted& noted) noexcept {
     noted.block = 0;
 }
 
-bool PendingWork::note(CUcontext context) noexcept {
+bool PendingWork::note(CUcontext context, bool stays) noexcept {
     const auto end = noted_.begin() + static_cast<std::ptrdiff_t>(count_);
     const auto same = [=](const Noted& noted) { return noted.context == context; };
-    if (!context || std::any_of(noted_.begin(), end, same)) return true;
+    if (!context || (stays && std::any_of(noted_.begin(), end, same))) return true;
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
-    if (way_ == Way::amid_captures) return current.status() == CUDA_SUCCESS && take_block(context);
-    if (way_ == Way::to_look) return current.status() == CUDA_SUCCESS && record(context);
-    if (current.status() == CUDA_SUCCESS && !record(context) && !take_block(context))
-        look_at(api_.cuCtxSynchronize());
-    return true;
-}
-
-bool PendingWork::wait_for(CUcontext context) noexcept {
-    if (way_ != Way::best) return false;
-    const driver::RelaxedCaptureMode relaxed(api_);
-    const driver::CurrentContext current(api_, context);
-    if (current.status() == CUDA_SUCCESS) look_at(api_.cuCtxSynchronize());
+    const bool is_current = current.status() == CUDA_SUCCESS;
+    if (way_ == Way::amid_captures) return stays && is_current && take_block(context);
+    if (way_ == Way::to_look) return stays && is_current && record(context);
+    const bool is_noted = stays && is_current && (record(context) || take_block(context));
+    if (is_current && !is_noted) look_at(api_.cuCtxSynchronize());
     return true;
 }
 
@@ -114,9 +107,8 @@ bool note_work_on(const driver::Api& api, int device, PendingWork& work) {
         is_noted &= work.note(current);
     if (driver::is_primary_active(api, device)) {
         const auto primary = driver::PrimaryContext::retain(api, device);
-        if (primary && contexts.holds(device)) is_noted &= work.note(primary->get());
-        if (primary && !contexts.holds(device))
-            is_noted &= work.wait_for(primary->get()); // it ends when we let go
+        // Without a hold of the program's it ends when we let go.
+        if (primary) is_noted &= work.note(primary->get(), contexts.holds(device));
     }
     for (auto* const context : contexts.made_on(device)) is_noted &= work.note(context);
     return is_noted;

@@ -26,11 +26,9 @@ public:
 
     /// Notes the work of one more context; nothing for null. Would break a capture, so captures.order is
     /// held and none is open. Waits at once where nothing can be had to note it by; amid captures it returns
-    /// false instead, and needs neither; to look it returns false, too.
-    bool note(CUcontext context) noexcept;
-    /// Waits for the work of a context at once, of which nothing is kept. Needs what note() does. False, and
-    /// it has not waited, where it might break a capture.
-    bool wait_for(CUcontext context) noexcept;
+    /// false instead, and needs neither; to look it returns false, too. So it does of a context that does not
+    /// stay until this ends, of which nothing can be kept.
+    bool note(CUcontext context, bool stays = true) noexcept;
     /// Waits for all of it. Breaks no capture, so captures.order is not held. Returns what went wrong with
     /// the work, as the driver's own free does; CUDA_SUCCESS otherwise.
     CUresult wait() noexcept;

@@ -7,7 +7,6 @@
 #include "common/interception.hpp"
 #include "intercepted/contexts.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/pending_work.hpp"
 #include "intercepted/rules.hpp"
 
 #include <bit>
@@ -29,18 +28,6 @@ driver::DeviceMask devices_in_use(ProgramMemory& memory) {
 /// The pitch that the driver was seen to give: rows begin at multiples of this.
 constexpr std::size_t k_pitch_alignment = 512;
 
-/// Unless a capture is open. Returns what went wrong with the work before. The caller holds contexts.alive.
-CUresult free_now(ProgramMemory& memory, Due& due, const Allocation& allocation) {
-    PendingWork work(memory.api());
-    std::shared_lock order(books().captures.order);
-    if (freeing_of({.captures = books().captures.count() != 0}) != Freeing::at_once) return CUDA_SUCCESS;
-    note_work(memory, allocation, work);
-    order.unlock();
-    const auto status = work.wait();
-    due.give_back(memory);
-    return status;
-}
-
 /// Says once that work in a context of the program's own cannot be waited for.
 void warn_of_own_context(const driver::Api& api) {
     static std::atomic<bool> looked{false};
@@ -51,22 +38,20 @@ void warn_of_own_context(const driver::Api& api) {
                  "before-sleep callback");
 }
 
-/// The contexts of `devices` in which there may be work: those of `primaries`, the program's own that are
-/// known, and the one that it works in now. They stay as long as the caller holds
-/// contexts.alive.
+/// The contexts of `devices` in which there may be work: primary ones, the program's own that are known, and
+/// the one that it works in now. They stay as long as the caller holds contexts.alive, and `primaries`.
 std::vector<CUcontext> contexts_on(const driver::Api& api, driver::DeviceMask devices,
                                    const std::vector<driver::PrimaryContext>& primaries) {
     std::vector<CUcontext> contexts;
+    const auto is_meant = [=](int device) { return (devices >> device & 1) != 0; };
     for (const auto& primary : primaries)
-        if ((devices >> primary.device() & 1) != 0) contexts.push_back(primary.get());
-    for (auto rest = devices; rest != 0; rest &= rest - 1) {
-        const auto own = books().contexts.made_on(std::countr_zero(rest));
-        contexts.insert(contexts.end(), own.begin(), own.end());
-    }
+        if (is_meant(primary.device())) contexts.push_back(primary.get());
+    for (auto rest = devices; rest != 0; rest &= rest - 1)
+        for (auto* const own : books().contexts.made_on(std::countr_zero(rest))) contexts.push_back(own);
     CUcontext current = nullptr;
-    if (api.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current) return contexts;
     const auto device = driver::current_device(api);
-    if (device && (devices >> *device & 1) != 0 && std::ranges::find(contexts, current) == contexts.end())
+    if (device && is_meant(*device) && api.cuCtxGetCurrent(&current) == CUDA_SUCCESS &&
+        std::ranges::find(contexts, current) == contexts.end())
         contexts.push_back(current);
     return contexts;
 }
@@ -83,12 +68,11 @@ Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) 
         return make_error(ErrorCode::capture_in_progress, "a CUDA graph is being captured: nothing is freed");
     const auto& api = memory.api();
     const driver::RelaxedCaptureMode relaxed(api);
-    const auto primaries = driver::active_contexts(api);
-    if (!primaries) return primaries.error();
+    const auto primaries = GPU_SLEEP_TRY(driver::active_contexts(api));
     driver::DrainLimits limits;
     limits.captures = Clock::now();
     limits.work = Clock::time_point::max();
-    for (auto* const context : contexts_on(api, devices, *primaries)) {
+    for (auto* const context : contexts_on(api, devices, primaries)) {
         auto drained = driver::drain(api, std::vector{context}, limits);
         if (drained) continue;
         if (drained.error().code != ErrorCode::context_lost) return drained;
@@ -170,7 +154,7 @@ Answer free(CUdeviceptr address) noexcept {
         return free_known(address, [](ProgramMemory& memory, Due& due, const Allocation& allocation) {
             if (allocation.pool) books().pools.count_freed(allocation.address, allocation.bytes);
             auto status = CUDA_SUCCESS;
-            ignoring_errors([&] { status = free_now(memory, due, allocation); });
+            ignoring_errors([&] { status = free_due(memory, due); });
             return status; // it is freed all the same, now or later
         });
     });
@@ -183,7 +167,7 @@ Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, st
         0, Allocation{.bytes = bytes, .device = device, .is_virtual = true, .is_own = true});
     auto address = memory.allocate(device, tag, bytes);
     if (is_short(address)) memory.note_shortage(device, bytes);
-    if (!address || !intercepts()) return address;
+    if (!address) return address;
     record.mapped().address = *address;
     record.mapped().access = driver::DeviceMask{1} << device;
     books().allocations.add(std::move(record));
@@ -191,10 +175,6 @@ Result<driver::DeviceAddress> allocate_own(ProgramMemory& memory, int device, st
 }
 
 Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
-    if (!intercepts()) { // the memory has nothing else
-        GPU_SLEEP_TRY(wait_for_use(memory, address));
-        return memory.free(address);
-    }
     auto& allocations = books().allocations;
     Allocations::Taken taken;
     if (const auto known = allocations.find(address); known && known->is_own && known->address == address) {
@@ -212,9 +192,8 @@ Result<void> free_own(ProgramMemory& memory, driver::DeviceAddress address) {
 
 Result<void> allow_own(ProgramMemory& memory, driver::DeviceAddress address, int device) {
     GPU_SLEEP_TRY(memory.allow_access(address, device));
-    if (intercepts())
-        books().allocations.change(
-            address, [=](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
+    books().allocations.change(address,
+                               [=](Allocation& known) { known.access |= driver::DeviceMask{1} << device; });
     return {};
 }
 

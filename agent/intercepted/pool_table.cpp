@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// Pools' attributes, and where a pool puts freed blocks.
+// Where a pool puts freed blocks, and which ranges it gives back.
 
 #include "intercepted/pool_table.hpp"
 
@@ -148,32 +148,6 @@ bool is_idle(Pools& all, ProgramMemory& memory, CUdeviceptr address, const Range
 }
 
 } // namespace
-
-void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
-    if (!value) return;
-    with_pools([&](Pools& all, ProgramMemory&) GPU_SLEEP_REQUIRES(all.mutex) {
-        const auto found = all.pools.find(handle);
-        if (found == all.pools.end()) return;
-        const auto& ours = found->second->figures;
-        auto& figure = *static_cast<cuuint64_t*>(value);
-        switch (attribute) {
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: figure += ours.reserved; break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: figure = std::max(figure, ours.reserved_high); break;
-        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: figure += ours.used; break;
-        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: figure = std::max(figure, ours.used_high); break;
-        default: break;
-        }
-    });
-}
-
-void note_mixed_pool(CUmemoryPool handle) noexcept {
-    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-        const auto found = all.pools.find(handle);
-        if (found == all.pools.end()) return;
-        found->second->is_mixed = true;
-        note_peaks(memory, *found->second);
-    });
-}
 
 Bytes figure_of_driver(ProgramMemory& memory, const Pool& pool, CUmemPool_attribute attribute) noexcept {
     cuuint64_t value = 0;

@@ -10,12 +10,6 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-/// Adds what we hold for the pool to what the driver answered. What a synchronise owes is gone before
-/// (give_back_due()).
-void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) noexcept;
-/// After the driver allocated of the pool, which may be one of which we have memory, too.
-void note_mixed_pool(CUmemoryPool pool) noexcept;
-
 /// Calls `use` with all pools, under their mutex, while there is memory that can sleep. Lets nothing cross.
 template <class Use>
 void with_pools(Use&& use) noexcept {

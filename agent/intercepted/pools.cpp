@@ -46,6 +46,14 @@ std::shared_ptr<Pool> find_pool(Pools& all, ProgramMemory& memory, CUmemoryPool 
     return pool;
 }
 
+/// Calls `use` with a pool that find_pool() finds, under the mutex of all.
+template <class Use>
+void with_pool(CUmemoryPool handle, const Use& use) noexcept {
+    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_UNCHECKED { // as there
+        if (const auto pool = find_pool(all, memory, handle)) use(all, memory, *pool);
+    });
+}
+
 /// The stream with the handle that means the same to any call of this thread.
 StreamKey key_of(ProgramMemory& memory, CUstream stream, bool per_thread) {
     return {context_of(memory, stream), stream       ? stream
@@ -238,44 +246,57 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
     return status;
 }
 
+void note_mixed_pool(CUmemoryPool handle) noexcept {
+    with_pool(handle, [](Pools&, ProgramMemory& memory, Pool& pool) {
+        pool.is_mixed = true;
+        note_peaks(memory, pool);
+    });
+}
+
 void pool_trimmed(CUmemoryPool handle, std::size_t keep) noexcept {
-    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-        const auto found = all.pools.find(handle);
-        if (found == all.pools.end()) return;
-        const auto& pool = found->second;
+    with_pool(handle, [&](Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES(all.mutex) {
         give_back_idle(all, memory, [&](const Range& range) {
-            return range.pool == pool && reserved_in_all(memory, *pool) - range.bytes >= keep;
+            return range.pool.get() == &pool && reserved_in_all(memory, pool) - range.bytes >= keep;
         });
     });
 }
 
 void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t count) noexcept {
-    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-        const auto pool = find_pool(all, memory, handle);
-        if (!pool) return;
-        for (std::size_t i = 0; i < count; ++i) {
-            const auto& [location, flags] = grants[i];
-            if (is_device(location)) note_access(pool->access, location.id, flags);
-        }
+    with_pool(handle, [&](Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES(all.mutex) {
+        for (const auto& [location, flags] : std::span(grants, count))
+            if (is_device(location)) note_access(pool.access, location.id, flags);
         for (const auto& [address, range] : all.ranges)
-            if (range.pool == pool) let_reach(memory, pool->access, pool->device, address);
+            if (range.pool.get() == &pool) let_reach(memory, pool.access, pool.device, address);
     });
 }
 
 void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* value) noexcept {
     give_back_due(); // of before
-    with_pools([&](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-        const auto pool = find_pool(all, memory, handle);
-        if (!pool) return;
+    with_pool(handle, [&](Pools& all, ProgramMemory& memory, Pool& pool) GPU_SLEEP_REQUIRES(all.mutex) {
         if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-            pool->threshold = *static_cast<const cuuint64_t*>(value);
+            pool.threshold = *static_cast<const cuuint64_t*>(value);
             all.has_excess = true; // perhaps: the next synchronise looks
         } else if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC) {
-            pool->reuses_unwaited = *static_cast<const int*>(value) != 0;
+            pool.reuses_unwaited = *static_cast<const int*>(value) != 0;
         } else {
-            if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool->figures.used_high = 0;
-            if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool->figures.reserved_high = 0;
-            note_peaks(memory, *pool);
+            if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool.figures.used_high = 0;
+            if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool.figures.reserved_high = 0;
+            note_peaks(memory, pool);
+        }
+    });
+}
+
+void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
+    if (!value) return;
+    with_pool(handle, [&](Pools&, ProgramMemory&, const Pool& pool) {
+        const auto& ours = pool.figures;
+        auto& figure = *static_cast<cuuint64_t*>(value);
+        switch (attribute) {
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: figure += ours.reserved; break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: figure = std::max(figure, ours.reserved_high); break;
+        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: figure += ours.used; break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: figure = std::max(figure, ours.used_high); break;
+        default: break;
         }
     });
 }

@@ -5,7 +5,6 @@
 #include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/pool_table.hpp"
 #include "model/model.hpp"
 
 namespace gpu_sleep::agent::intercepted {

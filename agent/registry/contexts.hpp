@@ -237,8 +237,8 @@ public:
         return found == open_.end() ? 0 : found->second.number;
     }
     /// The capture is over.
-    void forget(const Key& key, std::uint64_t number) noexcept {
-        take_if([&](const auto& each) { return each.first == key && each.second.number == number; });
+    void forget(std::uint64_t number) noexcept {
+        take_if([=](const auto& each) { return each.second.number == number; });
     }
     /// The thread is over, and the captures in its own streams with it. Whether there were any.
     [[nodiscard]] bool forget_thread(std::uint64_t thread) noexcept {

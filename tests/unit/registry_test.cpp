@@ -114,16 +114,19 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
         CHECK(one.contexts.take_event(k_context) == k_event);
     }
     SECTION("it is gone, and its number is another's") {
-        one.pools.blocks[1].last_use = {{k_context, k_stream}, true, k_event}; // of a free just now
+        const auto freed_just_now = [&]() -> LastUse& {
+            const MutexLock lock(one.pools.mutex);
+            return one.pools.blocks[1].last_use;
+        };
+        freed_just_now() = {{k_context, k_stream}, true, k_event};
         test::t_allocations_left = 0;
         const auto due = one.gone(std::move(departed));
         CHECK(std::exchange(test::t_allocations_left, -1) == 0);
         CHECK(due.allocations.size() == (is_primary ? 4 : 3));
         for (const auto& [address, allocation] : due.allocations) CHECK_FALSE(allocation.done);
-        CHECK(one.pools.blocks[1].last_use.done == nullptr);
+        CHECK(freed_just_now().done == nullptr);
         CHECK(one.allocations.all([](const Allocation& a) { return a.pool && a.context == k_context; })
                   .empty());
-        one.pools.blocks.erase(1);
         fill(one);
         CHECK(counts_of(one) == all);
     }
@@ -132,11 +135,10 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
 TEST_CASE("Registry: a child of fork has books of its own, whoever held its parent's", "[registry]") {
     auto& parents = books();
     fill(parents);
-    auto& mutex = parents.pools.mutex;
     std::latch may_end(1);
     std::atomic<bool> is_held{false};
-    std::thread holder([&]() GPU_SLEEP_UNCHECKED { // clang does not see the mutex through the reference
-        const MutexLock lock(mutex);
+    std::thread holder([&] {
+        const MutexLock lock(parents.pools.mutex);
         is_held = true;
         may_end.wait();
     });
@@ -155,6 +157,7 @@ TEST_CASE("Registry: a child of fork has books of its own, whoever held its pare
     CHECK(&books() == &parents);
     for (auto* const context : {k_context, k_other})
         static_cast<void>(parents.gone(parents.take(context, true)));
+    const MutexLock lock(parents.pools.mutex);
     parents.pools.blocks.clear();
 }
 
