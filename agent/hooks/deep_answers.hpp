@@ -98,6 +98,14 @@ constexpr Table<Asks> asks_about{{
     {Asks::context, {cuCtxSynchronize_v2}},
     {Asks::current_context, {cuCtxSynchronize}},
 }};
+/// Whether that waits, which pools heed, and does not only look.
+constexpr Table<bool> waits{{{true,
+                              {cuStreamSynchronize, cuStreamSynchronize_ptsz, cuEventSynchronize,
+                               cuCtxSynchronize, cuCtxSynchronize_v2}}}};
+/// Whether it asks which context, or whose device, is the calling thread's, or whether a device has a primary
+/// one. Runtimes do so before other calls.
+constexpr Table<bool> asks_for_context{
+    {{true, {cuCtxGetCurrent, cuCtxGetDevice, cuCtxGetDevice_v2, cuDevicePrimaryCtxGetState}}}};
 constexpr Table<Enters> enters{{
     {Enters::first_argument, {cuCtxSetCurrent, cuCtxPushCurrent, cuCtxPushCurrent_v2}},
     {Enters::unknown,
@@ -108,23 +116,12 @@ constexpr Table<Enters> enters{{
 } // namespace table
 
 using table::asks_about;
+using table::asks_for_context;
 using table::ended_by;
 using table::enters;
 using table::forgotten_by;
 using table::made_by;
-
-/// Whether it waits, which pools heed, and does not only look.
-constexpr bool waits(Entry entry) noexcept {
-    return entry != Entry::cuStreamQuery && entry != Entry::cuStreamQuery_ptsz &&
-           entry != Entry::cuEventQuery;
-}
-
-/// Whether it asks which context, or whose device, is the calling thread's, or whether a device has a primary
-/// one. Runtimes do so before other calls.
-constexpr bool asks_for_context(Entry entry) noexcept {
-    return entry == Entry::cuCtxGetCurrent || entry == Entry::cuCtxGetDevice ||
-           entry == Entry::cuCtxGetDevice_v2 || entry == Entry::cuDevicePrimaryCtxGetState;
-}
+using table::waits;
 
 /// Whether anything of the call is noted, or answered in a deep sleep.
 constexpr bool is_noted(Entry entry) noexcept {

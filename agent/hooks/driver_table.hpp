@@ -34,17 +34,16 @@ enum class Entry : std::uint16_t {
 };
 inline constexpr auto k_entries = static_cast<std::size_t>(Entry::count);
 
-inline constexpr std::array<const char*, k_entries> k_symbols = {
-#define GPU_SLEEP_SYMBOL(name, touch, hook) #name,
-    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_SYMBOL)
-#undef GPU_SLEEP_SYMBOL
+struct EntryPoint {
+    const char* symbol;
+    gate::Touch touch; ///< its class
+    bool only_asks;    ///< without a hook of its own
 };
-
-/// The class of each.
-inline constexpr std::array<gate::Touch, k_entries> k_touches = {
-#define GPU_SLEEP_TOUCH(name, touch, hook) gate::Touch::touch,
-    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_TOUCH)
-#undef GPU_SLEEP_TOUCH
+inline constexpr EntryPoint k_entry_points[] = {
+#define GPU_SLEEP_ENTRY_POINT(name, touch, hook)                                                             \
+    {#name, gate::Touch::touch, #hook == std::string_view("asking")},
+    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_ENTRY_POINT)
+#undef GPU_SLEEP_ENTRY_POINT
 };
 
 template <Entry entry>
@@ -77,7 +76,7 @@ template <Entry entry>
 }
 
 template <Entry entry>
-inline constexpr const char* k_name = k_symbols[static_cast<std::size_t>(entry)];
+inline constexpr const char* k_name = k_entry_points[static_cast<std::size_t>(entry)].symbol;
 
 /// Whether it is the one for programs whose default stream is each thread's own.
 template <Entry entry>
@@ -85,7 +84,7 @@ inline constexpr bool k_per_thread =
     std::string_view(k_name<entry>).ends_with("_ptsz") || std::string_view(k_name<entry>).ends_with("_ptds");
 
 template <Entry entry>
-inline constexpr gate::Touch k_touch = k_touches[static_cast<std::size_t>(entry)];
+inline constexpr gate::Touch k_touch = k_entry_points[static_cast<std::size_t>(entry)].touch;
 
 namespace intercepted = agent::intercepted;
 namespace registry = agent::registry;
@@ -111,8 +110,9 @@ namespace own {
 #define GPU_SLEEP_DECLARE(name, touch, hook) GPU_SLEEP_DECLARE_##hook(name)
 GPU_SLEEP_DECLARED(GPU_SLEEP_DECLARE)
 #undef GPU_SLEEP_DECLARE
-/// The hook of `name` is one of a function template, of which it is given the entry point first.
-#define GPU_SLEEP_SHARE(name, hook, ...)                                                                     \
+/// The hooks of a group of the list are of a function template, which is given the entry point first.
+#define GPU_SLEEP_SHARE(group, ...) GPU_SLEEP_SHARED_##group(GPU_SLEEP_HOOK_OF_GROUP, __VA_ARGS__)
+#define GPU_SLEEP_HOOK_OF_GROUP(name, hook, ...)                                                             \
     decltype(&::name) const name = &hook<Entry::name __VA_OPT__(, ) __VA_ARGS__>;
 } // namespace own
 

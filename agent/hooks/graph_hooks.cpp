@@ -25,31 +25,21 @@ CUresult update(CUgraphExec executable, CUgraph graph, Arguments... arguments) {
 /// The parameters of a node that the driver checks as soon as it gets them.
 enum class LooksAt : std::uint8_t { nothing, memory, copied_memory };
 
-LooksAt looks_at(CUgraph) noexcept {
-    return LooksAt::nothing;
-}
-LooksAt looks_at(const CUDA_KERNEL_NODE_PARAMS_v1*) noexcept {
-    return LooksAt::nothing;
-}
-LooksAt looks_at(const CUDA_KERNEL_NODE_PARAMS*) noexcept {
-    return LooksAt::nothing;
-}
-LooksAt looks_at(const CUDA_MEMCPY3D*) noexcept {
-    return LooksAt::copied_memory;
-}
-LooksAt looks_at(const CUDA_MEMSET_NODE_PARAMS*) noexcept {
-    return LooksAt::memory;
-}
-LooksAt looks_at(const CUDA_BATCH_MEM_OP_NODE_PARAMS*) noexcept {
-    return LooksAt::memory;
-}
-LooksAt looks_at(const CUgraphNodeParams* node) noexcept {
-    if (!node) return LooksAt::nothing;
-    switch (node->type) {
-    case CU_GRAPH_NODE_TYPE_MEMCPY: return LooksAt::copied_memory;
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return LooksAt::memory;
-    default: return LooksAt::nothing;
+template <class Parameters>
+LooksAt looks_at(Parameters parameters) noexcept {
+    if constexpr (std::is_same_v<Parameters, CUgraphNodeParams*>) {
+        switch (parameters ? parameters->type : CU_GRAPH_NODE_TYPE_EMPTY) {
+        case CU_GRAPH_NODE_TYPE_MEMCPY: return LooksAt::copied_memory;
+        case CU_GRAPH_NODE_TYPE_MEMSET:
+        case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return LooksAt::memory;
+        default: return LooksAt::nothing;
+        }
+    } else if constexpr (std::is_same_v<Parameters, CUgraph>) {
+        return LooksAt::nothing;
+    } else if constexpr (requires { parameters->kernelParams; }) {
+        return LooksAt::nothing;
+    } else {
+        return std::is_same_v<Parameters, const CUDA_MEMCPY3D*> ? LooksAt::copied_memory : LooksAt::memory;
     }
 }
 
@@ -83,13 +73,8 @@ CUresult change(CUgraphExec executable, CUgraphNode node, Parameters parameters,
 
 } // namespace
 
-GPU_SLEEP_SHARE(cuGraphInstantiate, instantiate)
-GPU_SLEEP_SHARE(cuGraphInstantiate_v2, instantiate)
-GPU_SLEEP_SHARE(cuGraphInstantiateWithFlags, instantiate)
-GPU_SLEEP_SHARE(cuGraphInstantiateWithParams, instantiate)
-GPU_SLEEP_SHARE(cuGraphInstantiateWithParams_ptsz, instantiate)
-GPU_SLEEP_SHARE(cuGraphExecUpdate, update)
-GPU_SLEEP_SHARE(cuGraphExecUpdate_v2, update)
+GPU_SLEEP_SHARE(instantiate, instantiate)
+GPU_SLEEP_SHARE(update, update)
 
 CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, std::size_t count,
                         CUgraphNodeParams* parameters) {
@@ -110,13 +95,7 @@ CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* parameters) {
                                                   parameters);
 }
 
-GPU_SLEEP_SHARE(cuGraphExecKernelNodeSetParams, change)
-GPU_SLEEP_SHARE(cuGraphExecKernelNodeSetParams_v2, change)
-GPU_SLEEP_SHARE(cuGraphExecMemcpyNodeSetParams, change)
-GPU_SLEEP_SHARE(cuGraphExecMemsetNodeSetParams, change)
-GPU_SLEEP_SHARE(cuGraphExecNodeSetParams, change)
-GPU_SLEEP_SHARE(cuGraphExecChildGraphNodeSetParams, change)
-GPU_SLEEP_SHARE(cuGraphExecBatchMemOpNodeSetParams, change)
+GPU_SLEEP_SHARE(change, change)
 
 CUresult cuGraphExecDestroy(CUgraphExec executable) {
     if (intercepts()) forget_graph(executable);

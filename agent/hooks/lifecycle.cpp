@@ -70,32 +70,17 @@ CUresult synchronize(Arguments... arguments) {
 
 } // namespace
 
-GPU_SLEEP_SHARE(cuCtxCreate, create_context)
-GPU_SLEEP_SHARE(cuCtxCreate_v2, create_context)
-GPU_SLEEP_SHARE(cuCtxCreate_v3, create_context)
-#ifdef GPU_SLEEP_HAS_cuCtxCreate_v4
-GPU_SLEEP_SHARE(cuCtxCreate_v4, create_context)
-#endif
+GPU_SLEEP_SHARE(create_context, create_context)
 
-GPU_SLEEP_SHARE(cuCtxDestroy, end_with, intercepted::end_context)
-GPU_SLEEP_SHARE(cuCtxDestroy_v2, end_with, intercepted::end_context)
-GPU_SLEEP_SHARE(cuCtxDetach, end_with, intercepted::detach_context)
-GPU_SLEEP_SHARE(cuGreenCtxDestroy, end_with, intercepted::end_green_context)
-GPU_SLEEP_SHARE(cuDevicePrimaryCtxRelease, end_with, intercepted::release_primary_context)
-GPU_SLEEP_SHARE(cuDevicePrimaryCtxRelease_v2, end_with, intercepted::release_primary_context)
-GPU_SLEEP_SHARE(cuDevicePrimaryCtxReset, end_with, intercepted::reset_primary_context)
-GPU_SLEEP_SHARE(cuDevicePrimaryCtxReset_v2, end_with, intercepted::reset_primary_context)
-GPU_SLEEP_SHARE(cuStreamDestroy, end_with, intercepted::end_stream)
-GPU_SLEEP_SHARE(cuStreamDestroy_v2, end_with, intercepted::end_stream)
+GPU_SLEEP_SHARE(end_context, end_with, intercepted::end_context)
+GPU_SLEEP_SHARE(detach_context, end_with, intercepted::detach_context)
+GPU_SLEEP_SHARE(end_green_context, end_with, intercepted::end_green_context)
+GPU_SLEEP_SHARE(release_primary_context, end_with, intercepted::release_primary_context)
+GPU_SLEEP_SHARE(reset_primary_context, end_with, intercepted::reset_primary_context)
+GPU_SLEEP_SHARE(end_stream, end_with, intercepted::end_stream)
 
-GPU_SLEEP_SHARE(cuStreamBeginCapture, begin_capture)
-GPU_SLEEP_SHARE(cuStreamBeginCapture_ptsz, begin_capture)
-GPU_SLEEP_SHARE(cuStreamBeginCapture_v2, begin_capture)
-GPU_SLEEP_SHARE(cuStreamBeginCapture_v2_ptsz, begin_capture)
-GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph, begin_capture)
-GPU_SLEEP_SHARE(cuStreamBeginCaptureToGraph_ptsz, begin_capture)
-GPU_SLEEP_SHARE(cuStreamEndCapture, end_capture)
-GPU_SLEEP_SHARE(cuStreamEndCapture_ptsz, end_capture)
+GPU_SLEEP_SHARE(begin_capture, begin_capture)
+GPU_SLEEP_SHARE(end_capture, end_capture)
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
     const auto wanted = mode ? *mode : t_capture_mode.own;
@@ -104,13 +89,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
     return status;
 }
 
-GPU_SLEEP_SHARE(cuStreamSynchronize, synchronize)
-GPU_SLEEP_SHARE(cuStreamSynchronize_ptsz, synchronize)
-GPU_SLEEP_SHARE(cuEventSynchronize, synchronize)
-GPU_SLEEP_SHARE(cuCtxSynchronize, synchronize)
-#ifdef GPU_SLEEP_HAS_cuCtxSynchronize_v2
-GPU_SLEEP_SHARE(cuCtxSynchronize_v2, synchronize)
-#endif
+GPU_SLEEP_SHARE(synchronize, synchronize)
 
 CUresult cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDesc resources, CUdevice device, unsigned flags) {
     const auto call = [=] { return real<Entry::cuGreenCtxCreate>()(context, resources, device, flags); };

@@ -139,21 +139,14 @@ constexpr std::string_view documented(std::string_view symbol) noexcept {
     return symbol.substr(0, symbol.find('_'));
 }
 
-/// Whether each of k_symbols is one that only asks, without a hook of its own.
-constexpr bool k_only_asks[] = {
-#define GPU_SLEEP_ONLY_ASKS(name, touch, hook) #hook == std::string_view("asking"),
-    GPU_SLEEP_INTERCEPTED(GPU_SLEEP_ONLY_ASKS)
-#undef GPU_SLEEP_ONLY_ASKS
-};
-
 /// Whether it is the name of an entry point of which no version that is known touches anything: one more
 /// version will not either.
 bool is_harmless(std::string_view name) noexcept {
     const auto is_meant = [&](const char* symbol) { return documented(symbol) == documented(name); };
     bool is_known = std::any_of(std::begin(k_harmless), std::end(k_harmless), is_meant);
-    for (std::size_t i = 0; i < k_entries; ++i) {
-        if (!is_meant(k_symbols[i])) continue;
-        if (!k_only_asks[i]) return false;
+    for (const auto& each : k_entry_points) {
+        if (!is_meant(each.symbol)) continue;
+        if (!each.only_asks) return false;
         is_known = true;
     }
     return is_known;
@@ -219,7 +212,7 @@ bool find_all_real() noexcept {
     // A thread in a library's constructor has the loader's lock, and may come here: so each thread looks up
     // for itself, and finds the same.
     for (std::size_t i = 0; i < k_entries; ++i)
-        g_real[i].store(find_symbol(driver, k_symbols[i]), std::memory_order_relaxed);
+        g_real[i].store(find_symbol(driver, k_entry_points[i].symbol), std::memory_order_relaxed);
     s_done.store(true, std::memory_order_release);
     return true;
 }

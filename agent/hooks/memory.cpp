@@ -106,12 +106,9 @@ CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsigned fla
     });
 }
 
-GPU_SLEEP_SHARE(cuMemAllocAsync, allocate_async)
-GPU_SLEEP_SHARE(cuMemAllocAsync_ptsz, allocate_async)
-GPU_SLEEP_SHARE(cuMemAllocFromPoolAsync, allocate_from_pool)
-GPU_SLEEP_SHARE(cuMemAllocFromPoolAsync_ptsz, allocate_from_pool)
-GPU_SLEEP_SHARE(cuMemFreeAsync, free_async)
-GPU_SLEEP_SHARE(cuMemFreeAsync_ptsz, free_async)
+GPU_SLEEP_SHARE(allocate_async, allocate_async)
+GPU_SLEEP_SHARE(allocate_from_pool, allocate_from_pool)
+GPU_SLEEP_SHARE(free_async, free_async)
 
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
     return noted(real<Entry::cuMemPoolCreate>()(pool, properties),
@@ -152,8 +149,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
                  [=] { intercepted::object_made(intercepted::Object::shared_memory, address); });
 }
 
-GPU_SLEEP_SHARE(cuIpcOpenMemHandle, open_ipc)
-GPU_SLEEP_SHARE(cuIpcOpenMemHandle_v2, open_ipc)
+GPU_SLEEP_SHARE(open_ipc, open_ipc)
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     if (intercepts())
@@ -174,8 +170,7 @@ CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* wante
                  [=] { intercepted::array_created(*array, *wanted, 1); });
 }
 
-GPU_SLEEP_SHARE(cuArrayDestroy, free_of_driver)
-GPU_SLEEP_SHARE(cuMipmappedArrayDestroy, free_of_driver)
+GPU_SLEEP_SHARE(free_of_driver, free_of_driver)
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray* array, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
                                 unsigned levels) {

@@ -264,10 +264,11 @@ struct Rows
 
 /// The entry point of which this one is the twin, or itself.
 constexpr Entry without_suffix(Entry entry) noexcept {
-    std::string_view name = k_symbols[static_cast<std::size_t>(entry)];
+    std::string_view name = k_entry_points[static_cast<std::size_t>(entry)].symbol;
     if (!name.ends_with("_ptds") && !name.ends_with("_ptsz")) return entry;
     name.remove_suffix(5);
-    return static_cast<Entry>(std::find(k_symbols.begin(), k_symbols.end(), name) - k_symbols.begin());
+    const auto* const twin = std::ranges::find(k_entry_points, name, &EntryPoint::symbol);
+    return static_cast<Entry>(twin - k_entry_points);
 }
 
 template <Entry entry, class Names>

@@ -143,7 +143,6 @@ CUresult map_arrays(CUarrayMapInfo* maps, unsigned count, CUstream stream) {
 
 } // namespace
 
-GPU_SLEEP_SHARE(cuMemMapArrayAsync, map_arrays)
-GPU_SLEEP_SHARE(cuMemMapArrayAsync_ptsz, map_arrays)
+GPU_SLEEP_SHARE(map_arrays, map_arrays)
 
 } // namespace gpu_sleep::hooks::own
