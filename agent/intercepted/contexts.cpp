@@ -7,7 +7,6 @@
 
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/pending_work.hpp"
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -21,10 +20,9 @@ struct Primary {
 };
 
 Primary primary_of(const driver::Api& api, CUdevice device) {
-    if (!driver::is_primary_active(api, device)) return {};
-    const auto held = driver::PrimaryContext::retain(api, device);
-    if (!held) return {};
-    Primary primary{held->get(), 0};
+    const auto held = driver::active_context(api, device);
+    if (!held || !*held) return {};
+    Primary primary{(*held)->get(), 0};
     if (api.cuCtxGetId) api.cuCtxGetId(primary.context, &primary.id);
     return primary;
 }
@@ -48,10 +46,7 @@ CUresult end_with(ProgramMemory& memory, CUcontext context, bool is_primary,
 /// Runs `end` while contexts.alive is held alone, and afterwards frees what may have waited for it.
 template <class End>
 CUresult end_alone(const End& end) noexcept {
-    const auto status = [&] {
-        const Contexts::Alone alone(books().contexts);
-        return end();
-    }();
+    const auto status = books().contexts.alone(end);
     free_waiting();
     return status;
 }
@@ -104,16 +99,9 @@ std::uint64_t this_thread() noexcept {
     return s_mark.number();
 }
 
-Captures::Key capture_key(CUstream stream, bool per_thread, CUcontext context) noexcept {
-    const bool is_threads_own = stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread);
-    return is_threads_own ? Captures::Key(CU_STREAM_PER_THREAD, context, this_thread())
-                          : Captures::Key(stream, nullptr, 0);
-}
-
-/// The stream's context; null before the agent runs.
-CUcontext known_context_of(CUstream stream) noexcept {
-    const auto with = memory();
-    return with ? context_of(*with, stream) : nullptr;
+Captures::Key capture_key(const StreamKey& key) noexcept {
+    return key.stream == CU_STREAM_PER_THREAD ? Captures::Key(key.stream, key.context, this_thread())
+                                              : Captures::Key(key.stream, nullptr, 0);
 }
 
 void capture_is_over(std::uint64_t number) noexcept {
@@ -122,26 +110,34 @@ void capture_is_over(std::uint64_t number) noexcept {
     free_waiting();
 }
 
-/// False also where the driver does not say.
-bool captures_still(CUstream stream, bool per_thread) noexcept {
-    const auto with = memory();
-    auto state = CU_STREAM_CAPTURE_STATUS_NONE;
-    auto* const handle = !stream && per_thread ? CU_STREAM_PER_THREAD : stream;
-    return with && with->api().cuStreamIsCapturing(handle, &state) == CUDA_SUCCESS &&
-           state != CU_STREAM_CAPTURE_STATUS_NONE;
+/// The context of a stream: the current one for the default streams, null where there is no such stream.
+CUcontext context_of(const driver::Api& api, CUstream stream) noexcept {
+    CUcontext context = nullptr;
+    const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
+    if (has_handle && api.cuStreamGetCtx) {
+        if (api.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
+        auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+        if (api.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
+    }
+    return api.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
 }
 
 } // namespace
 
-CUcontext context_of(ProgramMemory& memory, CUstream stream) {
-    CUcontext context = nullptr;
-    const bool has_handle = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    if (has_handle && memory.api().cuStreamGetCtx) {
-        if (memory.api().cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) return context;
-        auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-        if (memory.api().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS) return nullptr;
-    }
-    return memory.api().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
+StreamKey key_of(CUstream stream, bool per_thread) noexcept {
+    const auto with = memory();
+    return {with ? context_of(with->api(), stream) : nullptr, stream       ? stream
+                                                              : per_thread ? CU_STREAM_PER_THREAD
+                                                                           : CU_STREAM_LEGACY};
+}
+
+bool is_capturing(CUstream stream, bool unknown) noexcept {
+    const auto with = memory();
+    if (!with || books().captures.count() == 0) return false;
+    auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return with->api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
+               ? status != CU_STREAM_CAPTURE_STATUS_NONE
+               : unknown;
 }
 
 std::optional<int> device_of(ProgramMemory& memory, CUcontext context) {
@@ -239,8 +235,8 @@ CUresult begin_capture(CUstream stream, bool per_thread, bool any_may_end,
     ignoring_errors([&] {
         auto& captures = books().captures;
         const std::unique_lock order(captures.order);
-        auto* const context = known_context_of(stream);
-        number = captures.note(capture_key(stream, per_thread, context), context, any_may_end);
+        const auto key = key_of(stream, per_thread);
+        number = captures.note(capture_key(key), key.context, any_may_end);
     });
     if (!number) return CUDA_ERROR_OUT_OF_MEMORY;
     const auto status = begin();
@@ -249,14 +245,12 @@ CUresult begin_capture(CUstream stream, bool per_thread, bool any_may_end,
 }
 
 CUresult end_capture(CUstream stream, bool per_thread, const std::function<CUresult()>& end) noexcept {
-    std::uint64_t number = 0;
-    ignoring_errors([&] {
-        number = books().captures.number_of(capture_key(stream, per_thread, known_context_of(stream)));
-    });
+    const auto key = key_of(stream, per_thread);
+    const auto number = books().captures.number_of(capture_key(key));
     const auto status = end();
     // A broken capture is over too, and one that the wrong thread was to end, but not one that the wrong
     // stream was.
-    if (status == CUDA_SUCCESS || !captures_still(stream, per_thread)) capture_is_over(number);
+    if (status == CUDA_SUCCESS || !is_capturing(key.stream, false)) capture_is_over(number);
     return status;
 }
 
@@ -281,14 +275,13 @@ bool enter_primary_context() noexcept {
         // Whoever ends a context may wait for work that needs what our caller holds.
         const std::shared_lock contexts(books().contexts.alive, std::try_to_lock);
         if (!with || !contexts) return;
-        const auto enter = [&](int device) {
-            const auto primary = primary_of(with->api(), device);
-            return primary.context && with->api().cuCtxPushCurrent(primary.context) == CUDA_SUCCESS;
-        };
+        const auto active = driver::active_contexts(with->api());
+        if (!active || active->empty()) return;
         // The primary contexts of a program that is not intercepted are not recorded.
-        for (const bool is_any : {false, true})
-            for (int device = 0; device < driver::k_max_devices && !has_entered; ++device)
-                has_entered = (is_any || books().contexts.holds(device)) && enter(device);
+        auto entered = std::ranges::find_if(
+            *active, [](const auto& each) { return books().contexts.holds(each.device()); });
+        if (entered == active->end()) entered = active->begin();
+        has_entered = with->api().cuCtxPushCurrent(entered->get()) == CUDA_SUCCESS;
     });
     return has_entered;
 }

@@ -38,8 +38,11 @@ CUresult end_capture(CUstream stream, bool per_thread, const std::function<CUres
 /// once.
 CUresult end_stream(CUstream stream, const std::function<CUresult()>& destroy) noexcept;
 
-/// The context of a stream: the current one for the default streams, null where there is no such stream.
-[[nodiscard]] CUcontext context_of(ProgramMemory& memory, CUstream stream);
+/// The stream with the handle that means the same to any call of this thread, and its context: null where
+/// there is no such stream, or the agent does not run. `per_thread`: the null stream is the thread's own.
+[[nodiscard]] StreamKey key_of(CUstream stream, bool per_thread) noexcept;
+/// Whether the stream captures; `unknown` where the driver does not say.
+[[nodiscard]] bool is_capturing(CUstream stream, bool unknown) noexcept;
 /// The device of a context, which exists.
 [[nodiscard]] std::optional<int> device_of(ProgramMemory& memory, CUcontext context);
 

@@ -172,9 +172,8 @@ void free_waiting() noexcept {
     // though, and waiting would break the capture.
     if (!all.later.may_wait_for_captures() || all.captures.count() != 0) return;
     with_memory([&](ProgramMemory& memory) {
-        all.contexts.let_end();
         // From here on none of their contexts ends; those that ended took theirs with them.
-        const std::shared_lock stay(all.contexts.alive);
+        const auto stay = all.contexts.stay();
         Due due{all.later.take_for_captures()};
         free_due(memory, due);
     });
@@ -184,8 +183,7 @@ bool free_amid_captures(ProgramMemory& memory) noexcept {
     bool is_any_free = false;
     ignoring_errors([&] {
         auto& all = books();
-        all.contexts.let_end();
-        const std::shared_lock stay(all.contexts.alive);
+        const auto stay = all.contexts.stay();
         Due due{all.later.take(
             [](const Allocation& each) { return waits_for(each) == WaitsFor::captures_or_need; })};
         const bool has_any = !due.allocations.empty();

@@ -42,13 +42,9 @@ bool is_done(Object kind, std::uint64_t handle, bool waits) noexcept {
     return known && known->is_done;
 }
 
-/// The events of each context.
-std::multimap<CUcontext, CUevent> all_events(Objects& objects) {
-    std::multimap<CUcontext, CUevent> events;
+std::map<Objects::Key, Made> all_of(Objects& objects) {
     const MutexLock lock(objects.mutex);
-    for (const auto& [key, made] : objects.all)
-        if (key.first == Object::event) events.emplace(made.context, reinterpret_cast<CUevent>(key.second));
-    return events;
+    return objects.all;
 }
 
 std::map<CUdevice, PrimaryState> primary_states(const driver::Api& api) {
@@ -109,28 +105,25 @@ Result<void> note_what_is_done(const driver::Api& api, const std::vector<CUconte
                                const driver::DrainLimits& limits) {
     GPU_SLEEP_TRY(driver::drain(api, contexts, limits));
     auto& objects = books().objects;
-    std::set<CUevent> undone;
     std::map<CUcontext, Objects::Done> done;
-    const auto events = all_events(objects);
+    std::set<Objects::Key> done_objects;
+    const auto all = all_of(objects);
     for (auto* const context : contexts) {
         const driver::CurrentContext current(api, context);
         CUdevice device = 0;
         auto& known = done[context];
         if (current.status() == CUDA_SUCCESS && api.cuCtxGetDevice(&device) == CUDA_SUCCESS)
             known.device = device;
-        const auto [begin, end] = events.equal_range(context);
-        for (auto each = begin; each != end; ++each) // an event that was captured, say, is an error
-            if (api.cuEventQuery(each->second) != CUDA_SUCCESS) undone.insert(each->second);
+        for (const auto& [key, made] : all)
+            if (made.context == context && // an event that was captured, say, is an error
+                (key.first != Object::event ||
+                 api.cuEventQuery(reinterpret_cast<CUevent>(key.second)) == CUDA_SUCCESS))
+                done_objects.insert(key);
     }
     auto primary = primary_states(api);
     const MutexLock lock(objects.mutex);
     objects.primary.swap(primary);
-    for (auto& [key, made] : objects.all) {
-        made.was_waited_for = false;
-        made.is_done =
-            std::find(contexts.begin(), contexts.end(), made.context) != contexts.end() &&
-            (key.first != Object::event || !undone.contains(reinterpret_cast<CUevent>(key.second)));
-    }
+    for (auto& [key, made] : objects.all) made = {made.context, done_objects.contains(key)};
     objects.done.swap(done);
     objects.is_known.store(true, std::memory_order_release);
     return {};

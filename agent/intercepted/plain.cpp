@@ -62,8 +62,7 @@ Result<void> wait_for_use(ProgramMemory& memory, driver::DeviceAddress address) 
     if (devices == 0) return {};
     // As the driver's own free does: nothing may still use memory that goes, and a capture must not be under
     // way. It may take long. Other devices may wait for what comes after the free.
-    books().contexts.let_end();
-    const std::shared_lock stay(books().contexts.alive);
+    const auto stay = books().contexts.stay();
     if (books().captures.count() != 0)
         return make_error(ErrorCode::capture_in_progress, "a CUDA graph is being captured: nothing is freed");
     const auto& api = memory.api();
@@ -148,9 +147,8 @@ Answer allocate_pitched(CUdeviceptr* address, std::size_t* pitch, std::size_t wi
 Answer free(CUdeviceptr address) noexcept {
     return answered([&]() -> Answer {
         free_waiting();
-        books().contexts.let_end();
         // While the record is out of the index its context must not end: it would be worked in all the same.
-        const std::shared_lock contexts(books().contexts.alive);
+        const auto stay = books().contexts.stay();
         return free_known(address, [](ProgramMemory& memory, Due& due, const Allocation& allocation) {
             if (allocation.pool) books().pools.count_freed(allocation.address, allocation.bytes);
             auto status = CUDA_SUCCESS;

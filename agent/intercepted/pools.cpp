@@ -54,22 +54,6 @@ void with_pool(CUmemoryPool handle, const Use& use) noexcept {
     });
 }
 
-/// The stream with the handle that means the same to any call of this thread.
-StreamKey key_of(ProgramMemory& memory, CUstream stream, bool per_thread) {
-    return {context_of(memory, stream), stream       ? stream
-                                        : per_thread ? CU_STREAM_PER_THREAD
-                                                     : CU_STREAM_LEGACY};
-}
-
-/// Whether the stream captures; `unknown` where the driver does not say.
-bool is_capturing(ProgramMemory& memory, CUstream stream, bool unknown) {
-    if (books().captures.count() == 0) return false;
-    auto status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return memory.api().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS
-               ? status != CU_STREAM_CAPTURE_STATUS_NONE
-               : unknown;
-}
-
 /// `was_short`: memory was, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
                      const StreamKey& key, bool was_short, ResidualRecord& residual) {
@@ -160,9 +144,9 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
                       CUstream stream, bool per_thread, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;
-        const auto key = key_of(memory, stream, per_thread);
+        const auto key = key_of(stream, per_thread);
         // In a capture it becomes a node of the graph, whose memory is the driver's.
-        if (!key.context || is_capturing(memory, key.stream, false)) return std::nullopt;
+        if (!key.context || is_capturing(key.stream, false)) return std::nullopt;
         const auto device = device_of(memory, key.context);
         if (!device) return std::nullopt;
         const auto handle = pool ? *pool : pool_of_device(memory, *device);
@@ -179,8 +163,8 @@ Answer allocate_async(CUdeviceptr* address, std::size_t bytes, std::optional<CUm
 Answer free_async(CUdeviceptr address, CUstream stream, bool per_thread) noexcept {
     return answered([&] {
         const auto free = [&](ProgramMemory& memory, Due& due, const Allocation& allocation) -> Answer {
-            const auto key = key_of(memory, stream, per_thread);
-            const bool captures = key.context && is_capturing(memory, key.stream, true);
+            const auto key = key_of(stream, per_thread);
+            const bool captures = key.context && is_capturing(key.stream, true);
             const auto freeing = freeing_of({true, key.context != nullptr, captures});
             if (freeing == Freeing::refused) { // the driver says what is wrong
                 books().allocations.put_back(due.allocations);

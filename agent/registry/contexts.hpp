@@ -43,24 +43,23 @@ public:
         MutexLock lock(enders_mutex_);
         none_waits_.wait_for(enders_mutex_, k_time_to_leave, [this] { return enders_ == 0; });
     }
+    /// Holds it shared, after let_end().
+    [[nodiscard]] std::shared_lock<std::shared_mutex> stay() {
+        let_end();
+        return std::shared_lock(alive);
+    }
     /// Whether somebody waits to hold it alone, for whoever holds it shared for long.
     [[nodiscard]] bool one_waits_to_end() const noexcept {
         return enders_.load(std::memory_order_relaxed) != 0;
     }
-    /// Holds `alive` alone, with precedence over those who call let_end().
-    class Alone {
-    public:
-        explicit Alone(Contexts& contexts) : contexts_(contexts) {
-            contexts_.count_ender(1);
-            contexts_.alive.lock();
-            contexts_.count_ender(-1);
-        }
-        Alone& operator=(Alone&&) = delete;
-        ~Alone() { contexts_.alive.unlock(); }
-
-    private:
-        Contexts& contexts_;
-    };
+    /// Runs `end` while `alive` is held alone, with precedence over those who call let_end().
+    template <class End>
+    auto alone(const End& end) {
+        count_ender(1);
+        const std::unique_lock lock(alive);
+        count_ender(-1);
+        return end();
+    }
 
     using Records = std::map<CUcontext, Context>;
     using Record = Records::node_type;

@@ -296,7 +296,7 @@ TEST_CASE("Registry: why memory stays that cannot be made again as it was", "[re
 TEST_CASE("Registry: who ends a context goes before those who let it", "[registry]") {
     Contexts contexts;
     contexts.alive.lock_shared();
-    std::thread ender([&] { const Contexts::Alone alone(contexts); });
+    std::thread ender([&] { contexts.alone([] {}); });
     while (!contexts.one_waits_to_end()) std::this_thread::yield();
     std::thread other([&] {
         contexts.let_end();
