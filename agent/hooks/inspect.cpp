@@ -5,13 +5,11 @@
 #include "hooks/inspect.hpp"
 
 #include "base/guard.hpp"
-#include "base/memory.hpp"
 #include "base/units.hpp"
-#include "common/lock_order.hpp"
+#include "intercepted/memory.hpp"
 #include "registry/registry.hpp"
 
 #include <cstring>
-#include <unordered_map>
 
 namespace gpu_sleep::hooks {
 
@@ -148,7 +146,7 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY3D_PEER& copy) {
 }
 
 #ifdef GPU_SLEEP_HAS_cuMemcpy3DBatchAsync
-void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy) {
+void add_item(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy) {
     const auto& extent = copy.extent;
     if (extent.width == 0 || extent.height == 0 || extent.depth == 0) return;
     for (const auto* operand : {&copy.src, &copy.dst}) {
@@ -169,23 +167,29 @@ void add_rows(gate::Named& named, CUdeviceptr address, std::size_t pitch, std::s
     if (height != 0) add_span(named, address, height > 1 ? pitch * (height - 1) + width : width);
 }
 
-void add_operations(gate::Named& named, const CUstreamBatchMemOpParams* operations, unsigned count) {
-    for (unsigned i = 0; operations && i < count; ++i) {
-        const auto& each = operations[i];
-        switch (each.operation) {
-        case CU_STREAM_MEM_OP_WAIT_VALUE_32: add_span(named, each.waitValue.address, 4); break;
-        case CU_STREAM_MEM_OP_WAIT_VALUE_64: add_span(named, each.waitValue.address, 8); break;
-        case CU_STREAM_MEM_OP_WRITE_VALUE_32: add_span(named, each.writeValue.address, 4); break;
-        case CU_STREAM_MEM_OP_WRITE_VALUE_64: add_span(named, each.writeValue.address, 8); break;
-        case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
-        case CU_STREAM_MEM_OP_BARRIER: break;
-        default: named.known = false; // of a newer driver
-        }
+void add_item(gate::Named& named, const CUstreamBatchMemOpParams& each) {
+    switch (each.operation) {
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32: return add_span(named, each.waitValue.address, 4);
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64: return add_span(named, each.waitValue.address, 8);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32: return add_span(named, each.writeValue.address, 4);
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64: return add_span(named, each.writeValue.address, 8);
+    case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+    case CU_STREAM_MEM_OP_BARRIER: return;
+    default: named.known = false; // of a newer driver
     }
 }
 
+void add_item(gate::Named& named, const CUDA_LAUNCH_PARAMS& launch) {
+    add_kernel(named, launch.function, launch.kernelParams, nullptr);
+}
+
+void add_item(gate::Named& named, const CUarrayMapInfo& map) {
+    if (map.memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
+        intercepted::add_mappings_of(map.memHandle.memHandle, named);
+}
+
 #ifdef GPU_SLEEP_HAS_cuMemBatchDecompressAsync
-void add_decompressed(gate::Named& named, const CUmemDecompressParams& operation) {
+void add_item(gate::Named& named, const CUmemDecompressParams& operation) {
     add_span(named, operation.src, operation.srcNumBytes);
     add_span(named, operation.dst, std::max<std::size_t>(operation.dstNumBytes, 1)); // it may not be said
     add_span(named, operation.dstActBytes, sizeof *operation.dstActBytes);

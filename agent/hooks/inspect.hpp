@@ -25,15 +25,22 @@ void add_copy(gate::Named& named, const CUDA_MEMCPY3D_PEER& copy);
 /// Adds what `height` rows of `width` bytes take.
 void add_rows(gate::Named& named, CUdeviceptr address, std::size_t pitch, std::size_t width,
               std::size_t height);
-/// Adds the numbers in memory that a stream sets or waits for.
-void add_operations(gate::Named& named, const CUstreamBatchMemOpParams* operations, unsigned count);
+/// Adds what one item of a list names: the number in memory that a stream sets or waits for, a launch, a part
+/// of a sparse array, ...
+void add_item(gate::Named& named, const CUstreamBatchMemOpParams& operation);
+void add_item(gate::Named& named, const CUDA_LAUNCH_PARAMS& launch);
+void add_item(gate::Named& named, const CUarrayMapInfo& map);
 // The types of entry points that an older cuda.h lacks.
 #ifdef GPU_SLEEP_HAS_cuMemcpy3DBatchAsync
-void add_copy(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy);
+void add_item(gate::Named& named, const CUDA_MEMCPY3D_BATCH_OP& copy);
 #endif
 #ifdef GPU_SLEEP_HAS_cuMemBatchDecompressAsync
-void add_decompressed(gate::Named& named, const CUmemDecompressParams& operation);
+void add_item(gate::Named& named, const CUmemDecompressParams& operation);
 #endif
+template <class Item>
+void add_each(gate::Named& named, const Item* items, std::size_t count) {
+    for (std::size_t i = 0; items && i < count; ++i) add_item(named, items[i]);
+}
 /// Adds the memory that a texture is made of.
 void add_resource(gate::Named& named, const CUDA_RESOURCE_DESC& resource);
 /// Adds every word among a kernel's parameters that may be an address: one that is none may hold a launch as
@@ -51,7 +58,7 @@ void add_node(gate::Named& named, const Node& node) {
     } else if constexpr (requires { node.elementSize; }) {
         add_rows(named, node.dst, node.pitch, node.width * node.elementSize, node.height);
     } else if constexpr (requires { node.paramArray; }) {
-        add_operations(named, node.paramArray, node.count);
+        add_each(named, node.paramArray, node.count);
     } else {
         static_assert(std::is_same_v<Node, CUDA_MEMCPY3D>);
         add_copy(named, node);

@@ -80,12 +80,19 @@ struct NamesBatch : CopiedNames {
             add_span(named, from[i], bytes[i]);
         }
     }
-    template <class Copy, class... Rest>
-    static void add(gate::Named& named, std::size_t count, const Copy* copies, const Rest&...) {
-        if (!copies) return;
-        for (std::size_t i = 0; i < count; ++i) add_copy(named, copies[i]);
+};
+
+// Each item of a list, by the places of the list and of how many there are.
+template <std::size_t items, std::size_t count>
+struct NamesEach {
+    template <class... Arguments>
+    static void add(gate::Named& named, const Arguments&... arguments) {
+        const auto all = std::tie(arguments...);
+        add_each(named, std::get<items>(all), std::get<count>(all));
     }
 };
+
+struct NamesCopies : CopiedNames, NamesEach<1, 0> {};
 
 struct NamesList {
     template <class... Rest>
@@ -100,20 +107,6 @@ struct NamesNumber {
     template <class Number>
     static void add(gate::Named& named, CUstream, CUdeviceptr address, Number, unsigned) {
         add_span(named, address, sizeof(Number));
-    }
-};
-
-struct NamesOperations {
-    static void add(gate::Named& named, CUstream, unsigned count, const CUstreamBatchMemOpParams* operations,
-                    unsigned) {
-        add_operations(named, operations, count);
-    }
-};
-
-struct NamesDecompressed {
-    template <class Operation, class... Rest>
-    static void add(gate::Named& named, const Operation* operations, std::size_t count, const Rest&...) {
-        for (std::size_t i = 0; operations && i < count; ++i) add_decompressed(named, operations[i]);
     }
 };
 
@@ -144,13 +137,6 @@ struct NamesKernel {
     static void add(gate::Named& named, const CUlaunchConfig*, CUfunction function, void** parameters,
                     void** extra) {
         add_kernel(named, function, parameters, extra);
-    }
-};
-
-struct NamesKernels {
-    static void add(gate::Named& named, const CUDA_LAUNCH_PARAMS* launches, unsigned count, unsigned) {
-        for (unsigned i = 0; launches && i < count; ++i)
-            add_kernel(named, launches[i].function, launches[i].kernelParams, nullptr);
     }
 };
 
@@ -194,14 +180,6 @@ struct NamesHandle {
 
 using NamesMapped = NamesAll<NamesOne<0, 1>, NamesHandle<3>>;
 
-struct NamesArrayMaps {
-    static void add(gate::Named& named, const CUarrayMapInfo* maps, unsigned count, CUstream) {
-        for (unsigned i = 0; maps && i < count; ++i)
-            if (maps[i].memHandleType == CU_MEM_HANDLE_TYPE_GENERIC)
-                intercepted::add_mappings_of(maps[i].memHandle.memHandle, named);
-    }
-};
-
 // Arrays do not sleep.
 struct NamesNothing {
     template <class... Arguments>
@@ -220,7 +198,8 @@ using enum Entry;
 struct Rows
     : CallsName<NamesOne<0, 1>, cuMemAdvise, cuMemAdvise_v2, cuMemUnmap, cuMemSetAccess, cuMemPrefetchAsync,
                 cuMemPrefetchAsync_v2>,
-      CallsName<NamesKernels, cuLaunchCooperativeKernelMultiDevice>,
+      CallsName<NamesEach<0, 1>, cuMemMapArrayAsync, cuMemBatchDecompressAsync,
+                cuLaunchCooperativeKernelMultiDevice>,
       CallsName<NamesInstantiated, cuGraphInstantiate, cuGraphInstantiate_v2, cuGraphInstantiateWithFlags,
                 cuGraphExecUpdate, cuGraphExecUpdate_v2, cuGraphInstantiateWithParams>,
       CallsName<NamesCopyNode, cuGraphAddMemcpyNode, cuGraphMemcpyNodeSetParams>,
@@ -248,18 +227,16 @@ struct Rows
       CallsName<NamesOne<0, 2, 4>, cuMemsetD32_v2, cuMemsetD32Async>,
       CallsName<NamesRows, cuMemsetD2D8_v2, cuMemsetD2D16_v2, cuMemsetD2D32_v2, cuMemsetD2D8Async,
                 cuMemsetD2D16Async, cuMemsetD2D32Async>,
-      CallsName<NamesBatch, cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2, cuMemcpy3DBatchAsync,
-                cuMemcpy3DBatchAsync_v2>,
+      CallsName<NamesBatch, cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2>,
+      CallsName<NamesCopies, cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_v2>,
       CallsName<NamesList, cuMemPrefetchBatchAsync, cuMemDiscardBatchAsync,
                 cuMemDiscardAndPrefetchBatchAsync>,
-      CallsName<NamesDecompressed, cuMemBatchDecompressAsync>,
       CallsName<NamesNumber, cuStreamWaitValue32, cuStreamWaitValue32_v2, cuStreamWaitValue64,
                 cuStreamWaitValue64_v2, cuStreamWriteValue32, cuStreamWriteValue32_v2, cuStreamWriteValue64,
                 cuStreamWriteValue64_v2>,
-      CallsName<NamesOperations, cuStreamBatchMemOp, cuStreamBatchMemOp_v2>,
+      CallsName<NamesEach<2, 1>, cuStreamBatchMemOp, cuStreamBatchMemOp_v2>,
       CallsName<NamesKernel, cuLaunchKernel, cuLaunchCooperativeKernel, cuLaunchKernelEx>,
-      CallsName<NamesGraph, cuGraphLaunch>,
-      CallsName<NamesArrayMaps, cuMemMapArrayAsync> {};
+      CallsName<NamesGraph, cuGraphLaunch> {};
 } // namespace table
 
 /// The entry point of which this one is the twin, or itself.

@@ -157,14 +157,13 @@ Bytes figure_of_driver(ProgramMemory& memory, const Pool& pool, CUmemPool_attrib
 }
 
 Bytes reserved_in_all(ProgramMemory& memory, const Pool& pool) noexcept {
-    return pool.figures.reserved + figure_of_driver(memory, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+    return pool.reserved + figure_of_driver(memory, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 }
 
 void note_peaks(ProgramMemory& memory, Pool& pool) noexcept {
-    auto& ours = pool.figures;
-    const auto used = ours.used + figure_of_driver(memory, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
-    ours.used_high = std::max(ours.used_high, used);
-    ours.reserved_high = std::max(ours.reserved_high, reserved_in_all(memory, pool));
+    const auto used = pool.used + figure_of_driver(memory, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    pool.used_high = std::max(pool.used_high, used);
+    pool.reserved_high = std::max(pool.reserved_high, reserved_in_all(memory, pool));
 }
 
 std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key) {
@@ -206,7 +205,7 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     pool->spares.insert(std::move(size));
     const auto at = all.blocks.insert(std::move(block)).position;
     ++pool->unused_ranges; // until its first block is given out
-    pool->figures.reserved += bytes;
+    pool->reserved += bytes;
     return take_front(all, at, request.bytes);
 }
 
@@ -222,7 +221,7 @@ void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexce
     if (const auto next = std::next(at); next != all.blocks.end() && may_join(all, block, next->second))
         join(all, at, next);
     if (at != all.blocks.begin() && may_join(all, std::prev(at)->second, block)) join(all, std::prev(at), at);
-    if (pool.figures.reserved > pool.threshold || pool.is_gone) all.has_excess = true;
+    if (pool.reserved > pool.threshold || pool.is_gone) all.has_excess = true;
 }
 
 bool is_excess(ProgramMemory& memory, const Range& range) noexcept {
@@ -241,7 +240,7 @@ void give_back_idle(Pools& all, ProgramMemory& memory, const std::function<bool(
             at = all.blocks.erase(at);
         }
         --pool.unused_ranges;
-        pool.figures.reserved -= range.bytes;
+        pool.reserved -= range.bytes;
         const auto taken = all.ranges.extract(here);
         give_range(memory, taken.key());
     }

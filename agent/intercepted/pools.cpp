@@ -80,9 +80,8 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     const BlockRequest request{round_up(bytes, k_block_step), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { // much more than it ever used
         constexpr Bytes k_leeway = 32 * k_mib;
-        const auto& figures = pool->figures;
-        const auto most = std::max(figures.used_high, figures.used + request.bytes);
-        return figures.reserved + request.bytes > most + most / 8 + k_leeway;
+        const auto most = std::max(pool->used_high, pool->used + request.bytes);
+        return pool->reserved + request.bytes > most + most / 8 + k_leeway;
     };
     auto block = take_spare(all, memory, *pool, request, false);
     if (!block && (was_short || would_be_too_much())) block = take_spare(all, memory, *pool, request, true);
@@ -100,7 +99,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     }
     record.mapped().address = *block;
     books().allocations.add(std::move(record));
-    pool->figures.used += bytes;
+    pool->used += bytes;
     note_peaks(memory, *pool);
     *address = *block;
     return CUDA_SUCCESS;
@@ -114,7 +113,7 @@ void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     auto& allocation = due.allocations.begin()->second;
     const auto block = all.blocks.find(allocation.address);
     const bool is_block = block != all.blocks.end();
-    if (is_block) block->second.range->pool->figures.used -= allocation.bytes;
+    if (is_block) block->second.range->pool->used -= allocation.bytes;
     const auto last_use = last_use_in(all, memory, key);
     if (!last_use) return;
     if (is_block) {
@@ -263,8 +262,8 @@ void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* va
         } else if (attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC) {
             pool.reuses_unwaited = *static_cast<const int*>(value) != 0;
         } else {
-            if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool.figures.used_high = 0;
-            if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool.figures.reserved_high = 0;
+            if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) pool.used_high = 0;
+            if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) pool.reserved_high = 0;
             note_peaks(memory, pool);
         }
     });
@@ -273,13 +272,12 @@ void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* va
 void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
     if (!value) return;
     with_pool(handle, [&](Pools&, ProgramMemory&, const Pool& pool) {
-        const auto& ours = pool.figures;
         auto& figure = *static_cast<cuuint64_t*>(value);
         switch (attribute) {
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: figure += ours.reserved; break;
-        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: figure = std::max(figure, ours.reserved_high); break;
-        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: figure += ours.used; break;
-        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: figure = std::max(figure, ours.used_high); break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: figure += pool.reserved; break;
+        case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: figure = std::max(figure, pool.reserved_high); break;
+        case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: figure += pool.used; break;
+        case CU_MEMPOOL_ATTR_USED_MEM_HIGH: figure = std::max(figure, pool.used_high); break;
         default: break;
         }
     });

@@ -33,14 +33,6 @@ struct LastUse {
 /// The sizes and addresses of spares.
 using Sizes = std::set<std::pair<Bytes, CUdeviceptr>>;
 
-/// The figures that a pool reports.
-struct PoolFigures {
-    Bytes used = 0; ///< as the program asked for it
-    Bytes reserved = 0;
-    Bytes used_high = 0; ///< of what we and the driver have of the pool together
-    Bytes reserved_high = 0;
-};
-
 /// A pool of the program, or the pool of a device.
 struct Pool {
     CUmemoryPool handle = nullptr;
@@ -51,7 +43,10 @@ struct Pool {
     bool reuses_unwaited = true; ///< CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
     Bytes threshold = 0;         ///< what it may have reserved across a synchronise
     driver::DeviceMask access = 0;
-    PoolFigures figures{};
+    Bytes used = 0; ///< as the program asked for it
+    Bytes reserved = 0;
+    Bytes used_high = 0; ///< of what we and the driver have of the pool together
+    Bytes reserved_high = 0;
     Sizes spares{};                   ///< of all its ranges
     std::size_t frees_since_join = 0; ///< join_done()
     std::size_t unused_ranges = 0;    ///< of which nothing is given out
@@ -123,7 +118,7 @@ struct Pools {
     void count_freed(CUdeviceptr address, Bytes bytes) noexcept {
         const MutexLock lock(mutex);
         const auto block = blocks.find(address);
-        if (block != blocks.end()) block->second.range->pool->figures.used -= bytes;
+        if (block != blocks.end()) block->second.range->pool->used -= bytes;
     }
 };
 
