@@ -8,13 +8,6 @@
 #include "hooks/driver_table.hpp"
 #include "intercepted/objects.hpp"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <initializer_list>
-#include <type_traits>
-#include <utility>
-
 namespace gpu_sleep::hooks {
 
 using intercepted::Object;

@@ -17,12 +17,6 @@
 
 #include <cuda.h>
 
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
 namespace gpu_sleep::hooks {
 
 /// All of the list, in its order, so that what is said of one needs no question whether cuda.h has it.

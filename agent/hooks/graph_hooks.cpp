@@ -5,9 +5,6 @@
 #include "hooks/forward.hpp"
 #include "hooks/inspect.hpp"
 
-#include <cstdint>
-#include <type_traits>
-
 namespace gpu_sleep::hooks::own {
 namespace {
 

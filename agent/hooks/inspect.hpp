@@ -8,8 +8,6 @@
 
 #include "hooks/driver_table.hpp"
 
-#include <type_traits>
-
 namespace gpu_sleep::hooks {
 
 /// Adds the span that a pointer argument and a size make.

@@ -12,9 +12,6 @@
 
 #include <unwind.h>
 
-#include <functional>
-#include <tuple>
-
 namespace gpu_sleep::hooks::own {
 
 CUresult cuInit(unsigned flags) {

@@ -17,14 +17,7 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cstddef>
 #include <cstring>
-#include <iterator>
-#include <string_view>
-#include <tuple>
 
 // How many can be told apart. CUDA 13.0's runtime asks for 33 that are not in cuda.h, for OpenGL, EGL and
 // VDPAU; each release since 12.0 has added at most 40.

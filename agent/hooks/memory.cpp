@@ -10,8 +10,6 @@
 #include "intercepted/pool_table.hpp"
 #include "lifecycle/start.hpp"
 
-#include <optional>
-
 namespace gpu_sleep::hooks::own {
 namespace {
 

@@ -8,11 +8,6 @@
 #include "hooks/inspect.hpp"
 #include "intercepted/memory.hpp"
 
-#include <algorithm>
-#include <string_view>
-#include <tuple>
-#include <type_traits>
-
 namespace gpu_sleep::hooks {
 
 /// A copy, which the driver makes whichever device's memory it is. Those between two contexts that the call

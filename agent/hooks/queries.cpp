@@ -7,8 +7,6 @@
 #include "intercepted/memory.hpp"
 #include "registry/registry.hpp"
 
-#include <cstdint>
-
 namespace gpu_sleep::hooks::own {
 
 using intercepted::Allocation;

@@ -6,8 +6,6 @@
 #include "intercepted/memory.hpp"
 #include "lifecycle/start.hpp"
 
-#include <functional>
-
 namespace gpu_sleep::hooks::own {
 namespace {
 

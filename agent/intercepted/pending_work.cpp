@@ -29,12 +29,11 @@ CUevent take_event(const driver::Api& api, CUcontext context) {
 }
 
 PendingWork::~PendingWork() {
-    for (std::size_t i = 0; i < count_; ++i) {
-        auto& noted = noted_[i];
-        if (noted.done) registry::books().contexts.give_event(noted.context, noted.done);
-        if (noted.block == 0) continue; // nobody has waited
+    for (auto& each : noted()) {
+        if (each.done) registry::books().contexts.give_event(each.context, each.done);
+        if (each.block == 0) continue; // nobody has waited
         const driver::RelaxedCaptureMode relaxed(api_);
-        free_block(noted);
+        free_block(each);
     }
 }
 
@@ -68,9 +67,8 @@ void PendingWork::free_block(Noted& noted) noexcept {
 }
 
 bool PendingWork::note(CUcontext context, bool stays) noexcept {
-    const auto end = noted_.begin() + static_cast<std::ptrdiff_t>(count_);
-    const auto same = [=](const Noted& noted) { return noted.context == context; };
-    if (!context || (stays && std::any_of(noted_.begin(), end, same))) return true;
+    const bool is_there = std::ranges::find(noted(), context, &Noted::context) != noted().end();
+    if (!context || (stays && is_there)) return true;
     const driver::RelaxedCaptureMode relaxed(api_);
     const driver::CurrentContext current(api_, context);
     const bool is_current = current.status() == CUDA_SUCCESS;
@@ -81,20 +79,19 @@ bool PendingWork::note(CUcontext context, bool stays) noexcept {
     return true;
 }
 
-bool PendingWork::is_done() const noexcept {
+bool PendingWork::is_done() noexcept {
     const driver::RelaxedCaptureMode relaxed(api_);
-    return std::all_of(noted_.begin(), noted_.begin() + static_cast<std::ptrdiff_t>(count_),
-                       [this](const Noted& noted) { return api_.cuEventQuery(noted.done) == CUDA_SUCCESS; });
+    return std::ranges::all_of(
+        noted(), [this](const Noted& each) { return api_.cuEventQuery(each.done) == CUDA_SUCCESS; });
 }
 
 CUresult PendingWork::wait() noexcept {
     const driver::RelaxedCaptureMode relaxed(api_); // in which it breaks no capture that has begun since
-    for (std::size_t i = 0; i < count_; ++i) {
-        auto& noted = noted_[i];
-        if (noted.block != 0) free_block(noted);
-        if (!noted.done || api_.cuEventQuery(noted.done) == CUDA_SUCCESS) continue; // most often
-        const driver::CurrentContext current(api_, noted.context);
-        look_at(api_.cuEventSynchronize(noted.done));
+    for (auto& each : noted()) {
+        if (each.block != 0) free_block(each);
+        if (!each.done || api_.cuEventQuery(each.done) == CUDA_SUCCESS) continue; // most often
+        const driver::CurrentContext current(api_, each.context);
+        look_at(api_.cuEventSynchronize(each.done));
     }
     return failure_;
 }

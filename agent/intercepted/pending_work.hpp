@@ -34,7 +34,7 @@ public:
     CUresult wait() noexcept;
     /// Whether all of what was noted to look is done by now, and nothing went wrong with it. Breaks no
     /// capture.
-    [[nodiscard]] bool is_done() const noexcept;
+    [[nodiscard]] bool is_done() noexcept;
 
 private:
     struct Noted {
@@ -42,6 +42,7 @@ private:
         CUevent done = nullptr;
         CUdeviceptr block = 0; ///< where there is no event
     };
+    [[nodiscard]] std::span<Noted> noted() noexcept { return std::span(noted_).first(count_); }
     /// Whether an event was recorded. The context is current.
     [[nodiscard]] bool record(CUcontext context) noexcept;
     /// The same for drivers that cannot record a context, and amid captures: whether there is a block of the

@@ -212,19 +212,16 @@ CUresult end_pool(CUmemoryPool handle, const std::function<CUresult()>& destroy)
     }
     const auto status = destroy();
     if (!taken) return status;
-    ignoring_errors([&] {
-        const auto with = memory();
+    if (status != CUDA_SUCCESS) {
         const MutexLock lock(all.mutex);
-        if (status != CUDA_SUCCESS) {
-            all.pools.insert(std::move(taken));
-            return;
-        }
-        const auto pool = std::move(taken.mapped());
+        all.pools.insert(std::move(taken));
+        return status;
+    }
+    with_pools([&](Pools& pools, ProgramMemory& memory) GPU_SLEEP_REQUIRES(pools.mutex) {
+        const auto& pool = taken.mapped();
         pool->is_gone = true;
-        all.has_excess = true; // what is not done yet
-        if (!with) return;
-        const driver::RelaxedCaptureMode relaxed(with->api());
-        give_back_idle(all, *with, [&](const Range& range) { return range.pool == pool; });
+        pools.has_excess = true; // what is not done yet
+        give_back_idle(pools, memory, [&](const Range& range) { return range.pool == pool; });
     });
     return status;
 }

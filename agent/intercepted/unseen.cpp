@@ -10,11 +10,6 @@
 #include "freestanding/elf_symbols.hpp"
 #include "intercepted/calls.hpp"
 
-#include <elf.h>
-#include <fcntl.h>
-#include <link.h>
-#include <unistd.h>
-
 #include <cstring>
 
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent

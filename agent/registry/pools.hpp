@@ -9,7 +9,6 @@
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
 
-#include <memory>
 #include <set>
 
 namespace gpu_sleep::agent::registry {

@@ -4,9 +4,6 @@
 
 #include "registry/registry.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 namespace gpu_sleep::agent::registry {
 
 Registry& make_books() noexcept {
