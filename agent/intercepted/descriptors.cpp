@@ -25,7 +25,7 @@
 namespace gpu_sleep::agent::intercepted {
 namespace {
 
-constexpr Milliseconds k_moment{1'000}; // the program waits, and others may be stopped
+constexpr Milliseconds k_until_told{1'000}; // the program waits, and others may be stopped
 constexpr std::uint64_t k_lock_bits = (std::uint64_t{1} << 62) - 1; // all are positive
 constexpr std::uint64_t k_number_bits = (std::uint64_t{1} << 32) - 1;
 
@@ -120,7 +120,7 @@ bool may_have_imported(pid_t pid) {
         const auto name = read_small_file(path + "comm").value_or("");
         if (name == "gpu-sleep\n" || name == "gpu-sleep-outsi\n" || pid == ::getpid()) return false;
         const auto its_start = start_time_of(pid);
-        if (its_start && server::ask_for_memory({pid, *its_start}, asked, Clock::now() + k_moment))
+        if (its_start && server::ask_for_memory({pid, *its_start}, asked, Clock::now() + k_until_told))
             return false;
         const auto stat = read_small_file(path + "stat").value_or("");
         const auto name_end = stat.rfind(") ");
