@@ -147,7 +147,7 @@ def used_mib():
 def exchange(options):
     gpus = options.gpus
     program_sleeper.BETWEEN_SECONDS = (0.02, 0.2)
-    ranks = dict(gpus=gpus, together=True, asleep=(0.02, 0.1))
+    ranks = dict(gpus=gpus, together=True, refuses_at_times=True, asleep=(0.02, 0.1)) # until they are connected
     results = []
     for is_deep, cycles, pause in ((False, options.cycles, CYCLE_SECONDS), (True, options.deep_cycles, DEEP_CYCLE_SECONDS)):
         way = "deep" if is_deep else "plain"

@@ -48,7 +48,7 @@ class Program:
     asleep: tuple = ASLEEP_SECONDS # at least and at most
     most: int = 0 # cycles; 0: as many as the options say
     refuses_deep: bool = False # because of what the driver cannot checkpoint
-    refuses_at_times: bool = False # while it shares memory, or once a context has failed
+    refuses_at_times: bool = False # while it shares memory, or is about to, or once a context has failed
     sleep_options: tuple = ()
     fails: bool = False # its contexts, of which gpu-sleep may complain
 
@@ -102,14 +102,14 @@ ALL = [
                  sleep_options=("--force",), refuses_deep=True), # the hardware decoder, which --force is for
     torch_program("torch_ddp_one_gpu", "torch_ddp.py", ranks=2, together=True, arguments=("--gpus", "1")),
     torch_program("torch_ddp", gpus=2, quiet=True, refuses_deep=True),
-    torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True),
+    torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True, refuses_at_times=True),
     torch_program("torch_ddp_without_peers", "torch_ddp.py", gpus=2, together=True, environment=WITHOUT_PEERS),
-    torch_program("torch_collectives", gpus=2, together=True),
+    torch_program("torch_collectives", gpus=2, together=True, refuses_at_times=True),
     torch_program("torch_collectives_without_peers", "torch_collectives.py", gpus=2, together=True,
                   environment=WITHOUT_PEERS),
     torch_program("torch_collectives_by_host", "torch_collectives.py", gpus=2, together=True,
                   environment={"NCCL_P2P_DISABLE": "1"}, refuses_deep=True),
-    torch_program("torch_registered", gpus=2, together=True),
+    torch_program("torch_registered", gpus=2, together=True, refuses_at_times=True),
     torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, environment=IMPATIENT,
                   asleep=(11, 12), most=4),
     torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True, arguments=("--ranks", "1"),
