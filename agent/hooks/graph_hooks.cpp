@@ -31,9 +31,7 @@ LooksAt looks_at(Parameters parameters) noexcept {
         case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return LooksAt::memory;
         default: return LooksAt::nothing;
         }
-    } else if constexpr (std::is_same_v<Parameters, CUgraph>) {
-        return LooksAt::nothing;
-    } else if constexpr (requires { parameters->kernelParams; }) {
+    } else if constexpr (std::is_same_v<Parameters, CUgraph> || requires { parameters->kernelParams; }) {
         return LooksAt::nothing;
     } else {
         return std::is_same_v<Parameters, const CUDA_MEMCPY3D*> ? LooksAt::copied_memory : LooksAt::memory;
