@@ -37,8 +37,8 @@ std::optional<off_t> lock_of(std::uint64_t number) {
     return static_cast<off_t>((words->front() & k_lock_bits & ~k_number_bits) | (number & k_number_bits));
 }
 
-bool mark(int descriptor, pid_t owner, off_t lock) noexcept {
-    return ::fcntl(descriptor, F_SETOWN, owner) == 0 && share_byte(descriptor, lock);
+bool mark(int descriptor, off_t lock) noexcept {
+    return ::fcntl(descriptor, F_SETOWN, ::getpid()) == 0 && share_byte(descriptor, lock);
 }
 
 /// Where a descriptor is locked that mark() has marked. Source: proc_pid_fdinfo(5). Errors: not_owned (none
@@ -107,28 +107,29 @@ bool is_left(const Export& each) {
            file.find_lock(LockedFile::Holder::descriptor, *lock, 1);
 }
 
-/// Whether the process may have imported memory, and nobody has said so. The commands do not, nor what agents
-/// start; nor a child of who has an agent: CUDA works in it with an agent of its own, or not at all.
+/// The tool's own programs, which may use the driver and import nothing: as the kernel cuts their names.
+constexpr std::string_view k_own_programs[] = {
+    "cr_client\n", "cuda-checkpoint\n", "gpu-doctor\n",      "gpu-ps\n",     "gpu-reclaim\n",
+    "gpu-sleep\n", "gpu-sleep-http\n",  "gpu-sleep-outsi\n", "gpu-switch\n", "gpu-wake\n"};
+
+/// Whether the process may have imported memory, and nobody has said so. A child of who has an agent has not:
+/// CUDA works in it with an agent of its own, or not at all.
 bool may_have_imported(pid_t pid) {
     constexpr unsigned k_forked = 0x40; // and runs no other program: PF_FORKNOEXEC
-    const auto start_time = start_time_of(pid);
-    if (!start_time && start_time.error().code == ErrorCode::no_process) return false;
+    const auto there = start_time_of(pid);
+    if (!there && there.error().code == ErrorCode::no_process) return false;
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::tells;
     for (;;) {
-        const auto path = fmt::format("/proc/{}/", pid);
-        const auto name = read_small_file(path + "comm").value_or("");
-        if (name == "gpu-sleep\n" || name == "gpu-sleep-outsi\n" || pid == ::getpid()) return false;
-        const auto its_start = start_time_of(pid);
-        if (its_start && server::ask_for_memory({pid, *its_start}, asked, Clock::now() + k_until_told))
+        const auto name = read_small_file(fmt::format("/proc/{}/comm", pid)).value_or("");
+        if (pid == ::getpid() || std::ranges::find(k_own_programs, name) != std::end(k_own_programs))
             return false;
-        const auto stat = read_small_file(path + "stat").value_or("");
-        const auto name_end = stat.rfind(") ");
-        unsigned flags = 0;
-        if (name_end == std::string::npos ||
-            std::sscanf(stat.c_str() + name_end, ") %*c %d %*d %*d %*d %*d %u", &pid, &flags) != 2 ||
-            (flags & k_forked) == 0)
-            return true;
+        const auto start_time = start_time_of(pid);
+        if (start_time && server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_until_told))
+            return false;
+        const auto stat = stat_of(pid);
+        if (!stat || (stat->flags & k_forked) == 0) return true;
+        pid = stat->parent;
     }
 }
 
@@ -199,7 +200,7 @@ void leave_tickets(const std::set<std::uint64_t>& handles) {
         if (!lock) continue;
         const auto ticket = opened([&] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
         const auto file = FileIdentity::of(ticket.get());
-        if (!file || !mark(ticket.get(), ::getpid(), *lock)) continue;
+        if (!file || !mark(ticket.get(), *lock)) continue;
         auto& all = books().handles;
         const MutexLock mutex(all.mutex);
         const auto [handle, found] = find_export(all, *lock);
@@ -215,7 +216,7 @@ bool note_export(Handles& all, Handle& handle, int descriptor) {
     const auto file = FileIdentity::of(descriptor);
     Export made{++all.next, path_of(descriptor), file.value_or(FileIdentity())};
     const auto lock = lock_of(made.number);
-    if (!file || made.path.empty() || !lock || !mark(descriptor, ::getpid(), *lock)) return false;
+    if (!file || made.path.empty() || !lock || !mark(descriptor, *lock)) return false;
     handle.exports.push_back(std::move(made));
     return true;
 }
@@ -296,12 +297,13 @@ bool can_go(const model::SharedMemoryRequest& asked) {
 std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handles) {
     const auto exports = exports_of(handles);
     const auto may_be_left = [](const Exported& each) { return !each.its.was_opened || is_left(each.its); };
-    if (std::ranges::any_of(exports, may_be_left)) leave_tickets(handles);
+    const bool is_any_left = std::ranges::any_of(exports, may_be_left);
+    if (is_any_left) leave_tickets(handles);
     std::set<std::uint64_t> elsewhere;
     std::set<std::string> paths;
     for (const auto& each : exports) {
         paths.insert(each.its.path);
-        if (may_be_left(each)) elsewhere.insert(each.handle);
+        if (is_any_left && may_be_left(each)) elsewhere.insert(each.handle);
     }
     if (!exports.empty() && elsewhere.size() < handles.size() && is_used_unseen(paths)) return handles;
     auto& all = books().handles;
@@ -331,7 +333,7 @@ void put_descriptors_back(const LockedMemory& locked) noexcept {
                     const auto is_it = [&] { return FileIdentity::of(ticket.number) == ticket.file; };
                     const auto lock = lock_of(each.number);
                     const auto again = is_it() ? driver::export_memory(with->api(), *real) : Error();
-                    if (!again || !lock || !mark(again->get(), ::getpid(), *lock)) continue;
+                    if (!again || !lock || !mark(again->get(), *lock)) continue;
                     each.path = path_of(again->get());
                     each.file = FileIdentity::of(again->get()).value_or(FileIdentity());
                     if (replace(ticket.number, again->get(), is_it)) each.is_gone = false;

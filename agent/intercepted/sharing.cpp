@@ -5,7 +5,6 @@
 
 #include "intercepted/sharing.hpp"
 
-#include "base/files.hpp"
 #include "common/interception.hpp"
 #include "intercepted/memory.hpp"
 
@@ -14,7 +13,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <set>
@@ -59,15 +57,8 @@ bool has_ended(const ProcessIdentity& process) {
     const auto start_time = start_time_of(process.pid);
     if (!start_time) return start_time.error().code == ErrorCode::no_process;
     if (*start_time != process.start_time) return true;
-    const auto stat = read_small_file(fmt::format("/proc/{}/stat", process.pid)).value_or("");
-    const auto name_end = stat.rfind(") ");
-    char state = '?';
-    int threads = 0; // it lives on when its first thread has ended
-    return name_end != std::string::npos &&
-           std::sscanf(stat.c_str() + name_end,
-                       ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &state,
-                       &threads) == 2 &&
-           (state == 'Z' || state == 'X') && threads <= 1;
+    const auto stat = stat_of(process.pid); // it lives on when its first thread has ended
+    return stat && (stat->state == 'Z' || stat->state == 'X') && stat->threads <= 1;
 }
 
 namespace {

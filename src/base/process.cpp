@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <memory>
 #include <sstream>
 
@@ -92,10 +93,19 @@ Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc
     return start_time_in(*stat, std::to_string(pid));
 }
 
+std::optional<ProcessStat> stat_of(pid_t pid) {
+    constexpr const char* k_format = ") %c %d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d";
+    const auto text = read_small_file(fmt::format("/proc/{}/stat", pid)).value_or("");
+    const auto name_end = text.rfind(") "); // as above
+    ProcessStat stat;
+    const bool is_read =
+        name_end != std::string::npos && std::sscanf(text.c_str() + name_end, k_format, &stat.state,
+                                                     &stat.parent, &stat.flags, &stat.threads) == 4;
+    return is_read ? std::optional(stat) : std::nullopt;
+}
+
 char state_of(pid_t pid) {
-    const auto stat = read_small_file(fmt::format("/proc/{}/stat", pid)).value_or("");
-    const auto name_end = stat.rfind(") "); // as above
-    return name_end == std::string::npos || name_end + 2 >= stat.size() ? '?' : stat[name_end + 2];
+    return stat_of(pid).value_or(ProcessStat()).state;
 }
 
 bool is_boot_id(std::string_view text) noexcept {

@@ -73,6 +73,16 @@ inline constexpr const char* k_state_suffix = ".state";
 /// Source: proc_pid_stat(5).
 [[nodiscard]] Result<std::uint64_t> start_time_of(pid_t pid, const std::filesystem::path& proc = "/proc");
 
+/// Some of what the kernel tells of a process. Source: proc_pid_stat(5).
+struct ProcessStat {
+    char state = '?';
+    pid_t parent = 0;
+    unsigned flags = 0; ///< PF_... of the kernel
+    int threads = 0;    ///< a first thread that has ended counts while others live
+};
+/// Nothing if it is not known.
+[[nodiscard]] std::optional<ProcessStat> stat_of(pid_t pid);
+
 /// The letter for the state of `pid`: 'R' if it wants to run, 'T' or 't' if a signal or a debugger has
 /// stopped it; '?' if it is not known. Source: proc_pid_stat(5).
 [[nodiscard]] char state_of(pid_t pid);

@@ -4,6 +4,7 @@
 
 #include "base/process.hpp"
 
+#include "support/child.hpp"
 #include "support/proc_tree.hpp"
 
 #include <linux/filter.h>
@@ -44,6 +45,22 @@ TEST_CASE("Process: a start time that is not there is an error", "[process]") {
         REQUIRE_FALSE(start_time);
         CHECK(start_time.error().code == ErrorCode::io_failed);
     }
+}
+
+TEST_CASE("Process: the kernel tells of its state, parent, threads, and whether it was only forked",
+          "[process]") {
+    constexpr unsigned k_forked = 0x40; // PF_FORKNOEXEC
+    const auto own = test::need(stat_of(::getpid()));
+    CHECK(own.state == 'R');
+    CHECK(own.parent == ::getppid());
+    CHECK(own.threads == 1);
+    CHECK((own.flags & k_forked) == 0);
+    const auto parent = ::getpid();
+    CHECK(test::holds_in_child([=] {
+        const auto child = stat_of(::getpid());
+        return child && child->parent == parent && (child->flags & k_forked) != 0;
+    }));
+    CHECK_FALSE(stat_of(0));
 }
 
 TEST_CASE("Process: the pid namespace is known where proc shows its processes", "[process]") {

@@ -4,6 +4,7 @@
 // checkpoint leaves of it. The cases in which a process is lost end that process.
 
 #include "checkpointed.hpp"
+#include "support/byte_lock.hpp"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -365,16 +366,6 @@ private:
     std::size_t awake_ = 0;
 };
 
-/// A lock that others can share of the byte `at`, of the descriptor and its copies. Source: fcntl(2).
-struct flock byte_lock(short type, off_t at) {
-    struct flock lock = {};
-    lock.l_type = type;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = at;
-    lock.l_len = 1;
-    return lock;
-}
-
 } // namespace
 
 TEST_CASE("Driver: an open descriptor alone holds shared memory, and the last one frees it",
@@ -442,7 +433,7 @@ TEST_CASE_METHOD(OnRange,
     int other = -1;
     REQUIRE(export_memory(one, range.handle()) == CUDA_SUCCESS);
     REQUIRE(export_memory(other, range.handle()) == CUDA_SUCCESS);
-    auto lock = byte_lock(F_RDLCK, k_at);
+    auto lock = gpu_sleep::test::byte_lock(F_RDLCK, k_at);
     REQUIRE(::fcntl(one, F_OFD_SETLK, &lock) == 0);
     REQUIRE(::fcntl(one, F_SETOWN, ::getpid()) == 0); // a mark that other processes see
     const int duplicate = ::dup(one);
@@ -457,7 +448,7 @@ TEST_CASE_METHOD(OnRange,
     const int file = ::open(link.c_str(), O_RDWR | O_CLOEXEC); // the same device, and no memory
     REQUIRE(file >= 0);
     const auto is_marked = [&] {
-        auto found = byte_lock(F_WRLCK, k_at);
+        auto found = gpu_sleep::test::byte_lock(F_WRLCK, k_at);
         REQUIRE(::fcntl(file, F_OFD_GETLK, &found) == 0);
         return found.l_type != F_UNLCK;
     };

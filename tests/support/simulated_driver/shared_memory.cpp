@@ -4,6 +4,7 @@
 
 #include "support/simulated_driver/shared_memory.hpp"
 
+#include "support/byte_lock.hpp"
 #include "support/simulated_driver/settings.hpp"
 #include "support/simulated_driver/shared_state.hpp"
 
@@ -31,22 +32,13 @@ off_t lock_of(Holder holder, const SharedProcess& process) {
     return k_locks + 1 + 2 * place + (holder == Holder::importer ? 1 : 0);
 }
 
-struct flock lock_at(short type, off_t start) {
-    struct flock lock = {};
-    lock.l_type = type;
-    lock.l_whence = SEEK_SET;
-    lock.l_start = start;
-    lock.l_len = 1;
-    return lock;
-}
-
 bool is_locked(int file, off_t start) {
-    auto lock = lock_at(F_WRLCK, start);
+    auto lock = test::byte_lock(F_WRLCK, start);
     return ::fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 bool take_lock(int file, Holder holder) {
-    auto lock = lock_at(F_RDLCK, lock_of(holder, SharedState::instance().own()));
+    auto lock = test::byte_lock(F_RDLCK, lock_of(holder, SharedState::instance().own()));
     return ::fcntl(file, F_OFD_SETLK, &lock) == 0;
 }
 
