@@ -37,8 +37,8 @@ std::optional<off_t> lock_of(std::uint64_t number) {
     return static_cast<off_t>((words->front() & k_lock_bits & ~k_number_bits) | (number & k_number_bits));
 }
 
-bool mark(int descriptor, off_t lock) noexcept {
-    return ::fcntl(descriptor, F_SETOWN, ::getpid()) == 0 && share_byte(descriptor, lock);
+bool mark(int descriptor, off_t lock, pid_t owner = ::getpid()) noexcept {
+    return ::fcntl(descriptor, F_SETOWN, owner) == 0 && share_byte(descriptor, lock);
 }
 
 /// Where a descriptor is locked that mark() has marked. Source: proc_pid_fdinfo(5). Errors: not_owned (none
@@ -190,24 +190,51 @@ bool replace(int number, int by, const std::function<bool()>& is_it) {
     return flags >= 0 && is_it() && ::dup3(by, number, (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0) == number;
 }
 
-/// Puts tickets in the place of the descriptors that this process keeps of the handles' memory.
-void leave_tickets(const std::set<std::uint64_t>& handles) {
+/// Calls `use(number, lock, owner)` for each descriptor of this process that an agent has marked.
+template <class Use>
+void for_each_marked(const Use& use) {
     const auto numbers = numbers_in("/proc/self/fd");
     if (!numbers) return;
     for (const int number : *numbers) {
-        const auto is_own = [=] { return ::fcntl(number, F_GETOWN) == ::getpid(); };
-        const auto lock = is_own() ? lock_at(number) : Result<off_t>(Error());
-        if (!lock) continue;
-        const auto ticket = opened([&] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
+        const pid_t owner = ::fcntl(number, F_GETOWN);
+        const auto lock = owner > 0 ? lock_at(number) : Result<off_t>(Error());
+        if (lock) use(number, *lock, owner);
+    }
+}
+
+/// What can be imported in place of the memory itself; empty where it cannot be made.
+UniqueFd make_ticket(off_t lock, pid_t owner) {
+    auto ticket = opened([&] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
+    if (ticket && !mark(ticket.get(), lock, owner)) ticket.reset();
+    return ticket;
+}
+
+/// Puts tickets in the place of the descriptors that this process keeps of the handles' memory.
+void leave_tickets(const std::set<std::uint64_t>& handles) {
+    for_each_marked([&](int number, off_t lock, pid_t owner) {
+        if (owner != ::getpid()) return;
+        const auto ticket = make_ticket(lock, owner);
         const auto file = FileIdentity::of(ticket.get());
-        if (!file || !mark(ticket.get(), *lock)) continue;
+        if (!file) return;
         auto& all = books().handles;
         const MutexLock mutex(all.mutex);
-        const auto [handle, found] = find_export(all, *lock);
-        if (!found || !found->was_opened || !handles.contains(handle->number)) continue;
+        const auto [handle, found] = find_export(all, lock);
+        if (!found || !found->was_opened || !handles.contains(handle->number)) return;
         found->tickets.push_back({number, *file});
+        const auto is_own = [=] { return ::fcntl(number, F_GETOWN) == owner; };
         if (!replace(number, ticket.get(), is_own)) found->tickets.pop_back();
-    }
+    });
+}
+
+/// Whether the program has a handle of that memory of another process.
+bool has_imported(const PassingImport& memory) {
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    return std::ranges::any_of(all.handles, [&](const auto& each) {
+        const auto& import = each.second.import;
+        return import && import->from == memory.from && import->asked.secret == memory.asked.secret &&
+               import->asked.allocation == memory.asked.allocation;
+    });
 }
 
 } // namespace
@@ -313,10 +340,28 @@ std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handle
         if (elsewhere.contains(each.handle) || handle == all.handles.end()) continue;
         auto& its = handle->second.exports;
         const auto gone = std::ranges::find(its, each.its.number, &Export::number);
-        gone->is_gone = true;
-        if (gone->tickets.empty()) its.erase(gone);
+        if (gone != its.end()) gone->is_gone = true; // but it can be imported by its tickets
     }
     return elsewhere;
+}
+
+void leave_tickets_of_imports() {
+    {
+        auto& all = books().handles;
+        const MutexLock lock(all.mutex);
+        const auto is_import = [](const auto& each) { return each.second.import.has_value(); };
+        if (std::ranges::none_of(all.handles, is_import)) return;
+    }
+    for_each_marked([&](int number, off_t lock, pid_t owner) {
+        const auto memory = owner != ::getpid() ? recognise(number) : Result<PassingImport>(Error());
+        if (!memory || !has_imported(*memory)) return;
+        const auto ticket = make_ticket(lock, owner);
+        const auto is_it = [&] {
+            const auto there = lock_at(number);
+            return there && *there == lock && ::fcntl(number, F_GETOWN) == owner;
+        };
+        if (ticket) static_cast<void>(replace(number, ticket.get(), is_it));
+    });
 }
 
 void put_descriptors_back(const LockedMemory& locked) noexcept {

@@ -68,6 +68,9 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
 [[nodiscard]] bool shares_any(ProgramMemory& memory);
 /// The pids of those that live, and with whom it shares memory. May throw for want of memory.
 [[nodiscard]] std::vector<std::uint64_t> sharers(ProgramMemory& memory);
+/// Makes what the program has imported ready to sleep: what is mapped nowhere yet, and descriptors that it
+/// keeps. The gate is shut until settle_shared().
+void prepare_imports(ProgramMemory& memory) noexcept;
 /// Asks the others, and has what goes to sleep with them be as any other memory until settle_shared().
 /// Returns what stays, with the reason. Errors: timed_out, cancelled, those of server::ask_for_memory(): it
 /// is not known who goes.
@@ -114,6 +117,11 @@ void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named);
 [[nodiscard]] Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept;
 [[nodiscard]] Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                                 std::size_t count) noexcept;
+/// Maps what was imported and is mapped nowhere at a place of its own, so that it can sleep as all that is
+/// mapped. May throw for want of memory.
+void map_loose_imports(ProgramMemory& memory);
+/// Unmaps it again, unless it sleeps.
+void unmap_loose_imports(ProgramMemory& memory, LockedMemory& locked) noexcept;
 /// Whether the program has something mapped there, awake or asleep.
 [[nodiscard]] bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept;
 /// Whether memory that the program mapped itself sleeps, which it cannot unmap.

@@ -276,6 +276,11 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
 }
 
+void prepare_imports(ProgramMemory& memory) noexcept {
+    ignoring_errors([&] { map_loose_imports(memory); });
+    ignoring_errors(leave_tickets_of_imports);
+}
+
 Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory, const model::SleepRequest& request,
                                                  Clock::time_point deadline,
                                                  const std::function<bool()>& keep_going) {
@@ -352,6 +357,7 @@ void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t wa
             backing.stay_reason = k_of_another_process;
         import.stays = backing.stay_reason && backing.stay_reason != k_of_another_process;
     });
+    if (waking == 0) unmap_loose_imports(memory, locked);
     put_descriptors_back(locked);
 }
 

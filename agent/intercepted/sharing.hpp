@@ -64,6 +64,9 @@ void end_import_at(CUdeviceptr address) noexcept;
 /// Those of the handles of which a descriptor may be left anywhere, or may have been imported unseen. Tickets
 /// lie in the place of those that this process keeps afterwards.
 [[nodiscard]] std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handles);
+/// Puts tickets in the place of descriptors of other processes' memory that this one has imported. They stay
+/// there: by them it can be imported again where there is an agent.
+void leave_tickets_of_imports();
 /// Puts descriptors in the place of the tickets for all that is awake.
 void put_descriptors_back(const LockedMemory& locked) noexcept;
 /// The driver's handle; nothing when its memory sleeps.

@@ -172,6 +172,26 @@ void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, c
         note_access(mapping.access, granted.location.id, flags);
 }
 
+/// Takes a mapping, which the driver has unmapped, out of the books.
+void forget_mapping(ProgramMemory& memory, LockedMemory& locked, Handles& all, CUdeviceptr address)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    auto& mapping = all.mappings.at(address);
+    auto& handle = *mapping.handle;
+    take_from_ledger(locked, address, mapping);
+    all.mappings.erase(address);
+    std::erase(handle.mappings, address);
+    release_if_unused(memory, all, handle);
+}
+
+/// Unmaps what map_loose_imports() has mapped, unless it sleeps.
+void unmap_from_own_place(ProgramMemory& memory, LockedMemory& locked, Handles& all, Handle& handle)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    if (!handle.place || any_sleeps(locked, all, handle.mappings)) return;
+    const auto place = *std::exchange(handle.place, std::nullopt);
+    static_cast<void>(driver::unmap(memory.api(), place.span()));
+    forget_mapping(memory, locked, all, place.span().address);
+}
+
 /// The mappings that lie in [address, address + bytes).
 std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes)
     GPU_SLEEP_REQUIRES(all.mutex) {
@@ -250,6 +270,7 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
         const auto status =
             memory.api().cuMemGetAllocationPropertiesFromHandle(&mine.properties, opened->get());
         if (status != CUDA_SUCCESS) return status;
+        mine.imported_on = driver::current_device(memory.api()).value_or(mine.properties.location.id);
         mine.stay_reason =
             is_device(mine.properties.location) ? why_it_stays(mine.properties) : k_of_another_process;
         const MutexLock lock(all.mutex);
@@ -320,6 +341,7 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
             memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
                 auto* mine = find_handle(all, handle);
                 if (!mine) return std::nullopt;
+                unmap_from_own_place(memory, locked, all, *mine);
                 const auto real = real_handle(locked, all, *mine);
                 if (!real) return k_sleeps;
                 // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
@@ -370,17 +392,42 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
                                 if (any_sleeps(locked, all, found)) return k_sleeps;
                                 const auto status = memory.api().cuMemUnmap(address, bytes);
                                 if (status != CUDA_SUCCESS) return status;
-                                for (const auto at : found) {
-                                    auto& mapping = all.mappings.at(at);
-                                    auto& handle = *mapping.handle;
-                                    take_from_ledger(locked, at, mapping);
-                                    all.mappings.erase(at);
-                                    std::erase(handle.mappings, at);
-                                    release_if_unused(memory, all, handle);
-                                }
+                                for (const auto at : found) forget_mapping(memory, locked, all, at);
                                 return CUDA_SUCCESS;
                             });
     });
+}
+
+void map_loose_imports(ProgramMemory& memory) {
+    const TagChoice choose_tag;
+    with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        for (auto& [number, handle] : all.handles) {
+            if (!handle.import || !handle.mappings.empty() || handle.stay_reason) continue;
+            auto place = driver::VaReservation::create(memory.api(), handle.bytes);
+            if (!place) continue; // then it stays
+            const auto span = place->span();
+            const auto access = driver::DeviceMask{1} << handle.imported_on;
+            std::map<CUdeviceptr, Mapping> made; // what takes memory comes first
+            made.emplace(span.address, Mapping{.bytes = span.bytes, .handle = &handle, .access = access});
+            handle.mappings.reserve(1);
+            if (!driver::map(memory.api(), span, handle.real)) continue;
+            if (!driver::set_access(memory.api(), span, access)) {
+                static_cast<void>(driver::unmap(memory.api(), span));
+                continue;
+            }
+            all.mappings.merge(made);
+            handle.mappings.push_back(span.address);
+            handle.place = *std::move(place);
+            hand_to_ledger(locked, span.address, all.mappings.at(span.address), choose_tag);
+        }
+    });
+}
+
+void unmap_loose_imports(ProgramMemory& memory, LockedMemory& locked) noexcept {
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    for (auto at = all.handles.begin(); at != all.handles.end();)
+        unmap_from_own_place(memory, locked, all, at++->second); // which may be its end
 }
 
 bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
@@ -478,8 +525,10 @@ void add_handles_that_stay(std::vector<Residual>& sums) {
                              : handle.is_exported ? k_exported
                                                   : why_it_stays(handle, mapping);
         if (!reason) reason = TagChoice::why_not(handle.bytes);
-        add_to_sum(sums, {handle.host_backed ? model::k_residual_of_host : "virtual",
-                          handle.properties.location.id, handle.bytes, 1, reason});
+        const auto* const kind = handle.host_backed ? model::k_residual_of_host
+                                 : handle.import && !mapping && !handle.stay_reason ? k_shared
+                                                                                    : "virtual";
+        add_to_sum(sums, {kind, handle.properties.location.id, handle.bytes, 1, reason});
     }
 }
 

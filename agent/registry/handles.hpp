@@ -62,6 +62,9 @@ struct Handle {
     bool is_exported = false;
     std::vector<Export> exports{};
     std::optional<PassingImport> import{}; ///< where it is of another process
+    int imported_on = 0;                   ///< the device that was current then
+    /// Where the agent has mapped it for a sleep, because the program has not.
+    std::optional<driver::VaReservation> place{};
 };
 
 /// Why memory of these properties has to stay on the GPU: it cannot be made again as it was. Null: it can.

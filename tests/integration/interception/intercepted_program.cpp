@@ -247,15 +247,24 @@ Answer do_close_descriptor(Words& words) {
     return std::string();
 }
 
-/// import PATH BYTES [keep]: as alloc; and the descriptor, if it is kept
+/// import PATH BYTES [keep|later]: as alloc; and the descriptor, if it is kept. Later: is mapped by
+/// map_import HANDLE BYTES.
+Answer do_map_import(Words& words) {
+    const auto handle = next<CUmemGenericAllocationHandle>(words);
+    program().memories.push_back(GPU_SLEEP_TRY(map_handle(handle, next<std::size_t>(words))));
+    return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
+}
 Answer do_import(Words& words) {
     GPU_SLEEP_TRY(start());
     const auto path = next<std::string>(words);
-    const auto bytes = next<std::size_t>(words);
+    const auto bytes = next<std::string>(words);
+    const auto how = next<std::string>(words);
     int kept = -1;
-    auto* const keeps = next<std::string>(words) == "keep" ? &kept : nullptr;
-    program().memories.push_back(GPU_SLEEP_TRY(import_memory(path, bytes, keeps)));
-    return fmt::format("{} {:#x} {}", program().memories.size() - 1, program().memories.back().address, kept);
+    const auto handle = GPU_SLEEP_TRY(import_handle(path, how == "keep" ? &kept : nullptr));
+    const auto mapping = fmt::format("{} {}", handle, bytes);
+    if (how == "later") return mapping;
+    Words words_to_map(mapping);
+    return GPU_SLEEP_TRY(do_map_import(words_to_map)) + fmt::format(" {}", kept);
 }
 
 /// release NUMBER: its handles; it stays mapped
@@ -537,6 +546,7 @@ const Commands& commands() {
         {"export", about(memory, do_export)},
         {"close_descriptor", do_close_descriptor},
         {"import", do_import},
+        {"map_import", do_map_import},
         {"release", about(memory, do_release)},
         {"callbacks", do_callbacks},
         {"told", do_told},

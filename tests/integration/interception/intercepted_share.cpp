@@ -171,14 +171,14 @@ Result<int> export_memory(const Memory& memory, const std::string& path) {
     return -1;
 }
 
-Result<Memory> import_memory(const std::string& path, std::size_t bytes, int* kept) {
+Result<CUmemGenericAllocationHandle> import_handle(const std::string& path, int* kept) {
     auto descriptor = GPU_SLEEP_TRY(receive_descriptor(path));
     CUmemGenericAllocationHandle handle = 0;
     GPU_SLEEP_TEST_CALL(cuMemImportFromShareableHandle, &handle,
                         reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get())),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (kept) *kept = descriptor.release();
-    return map_handle(handle, bytes);
+    return handle;
 }
 
 } // namespace gpu_sleep::test

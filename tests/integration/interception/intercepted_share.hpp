@@ -13,9 +13,9 @@ namespace gpu_sleep::test {
 /// path returns its number. Errors: driver_failed, io_failed.
 [[nodiscard]] Result<int> export_memory(const Memory& memory, const std::string& path);
 
-/// Waits at `path` for memory of `bytes`, imports and maps it. Closes the descriptor, or leaves it in `kept`.
-/// Errors: driver_failed, io_failed.
-[[nodiscard]] Result<Memory> import_memory(const std::string& path, std::size_t bytes, int* kept);
+/// Waits at `path` for memory, and imports it. Closes the descriptor, or leaves it in `kept`. Errors:
+/// driver_failed, io_failed.
+[[nodiscard]] Result<CUmemGenericAllocationHandle> import_handle(const std::string& path, int* kept);
 
 /// Makes what others have a part in: "event", "pool", "imported_pool", "memory" or "semaphore" (from outside
 /// CUDA), or "opened_event" by the handle of another process's. Returns the handle of an event. Errors:

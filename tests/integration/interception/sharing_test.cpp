@@ -13,6 +13,8 @@
 #include <sys/syscall.h>
 
 #include <functional>
+#include <iterator>
+#include <sstream>
 #include <thread>
 
 using namespace gpu_sleep;
@@ -84,6 +86,18 @@ void send_descriptor(int descriptor, const std::string& path) {
     REQUIRE(::sendmsg(socket.get(), &message.header, MSG_NOSIGNAL) == 1);
 }
 
+/// Gives a descriptor to the host, which imports it; the words of its answer.
+std::vector<std::string> import_here(Host& host, const std::string& path, int descriptor,
+                                     const std::string& how) {
+    host.process().send(fmt::format("import {} {} {}", path, k_piece_bytes, how));
+    send_descriptor(descriptor, path);
+    std::istringstream answer(host.process().read_line());
+    INFO(answer.str());
+    std::string word;
+    REQUIRE((answer >> word && word == "ok"));
+    return {std::istream_iterator<std::string>(answer), {}};
+}
+
 } // namespace
 
 TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[sharing]") {
@@ -149,13 +163,8 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         check_intact(giver, given);
     };
     const auto path = family.file("socket");
-    const auto import = [&](Host& host, int descriptor, std::string* kept = nullptr) {
-        host.process().send(fmt::format("import {} {} {}", path, k_piece_bytes, kept ? "keep" : ""));
-        send_descriptor(descriptor, path);
-        const auto answer = host.process().read_line();
-        REQUIRE(answer.starts_with("ok "));
-        if (kept) *kept = answer.substr(answer.rfind(' ') + 1);
-        return answer.substr(3, answer.find(' ', 3) - 3);
+    const auto import = [&](Host& host, int descriptor, const std::string& how = {}) {
+        return import_here(host, path, descriptor, how).front();
     };
     /// It is that memory, through and through.
     const auto check_imported = [&](Host& host, const std::string& number) {
@@ -174,18 +183,29 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         check_imported(taker, import(taker, asleep.get()));
         asleep.reset();
         sleep(true, {"--deep"});
-        const auto kept = descriptor_of(giver.pid(), std::stoi(number));
+        exported = descriptor_of(giver.pid(), std::stoi(number));
         Host other(family.plain());
-        check_imported(other, import(other, kept.get()));
+        check_imported(other, import(other, exported.get()));
     }
     SECTION("who has imported it keeps it") {
         giver.tell("close_descriptor " + number);
-        std::string kept;
-        static_cast<void>(import(taker, exported.get(), &kept));
+        const auto kept = import_here(taker, path, exported.get(), "keep").back();
         exported.reset();
-        sleep(false);
-        taker.tell("close_descriptor " + kept);
+        sleep(true, {"--deep"});
+        exported = descriptor_of(taker.pid(), std::stoi(kept));
+        check_imported(taker, import(taker, exported.get()));
+        Host other(captured_launch(k_linked, family.plain().environment));
+        check_imported(other, import(other, exported.get()));
+    }
+    SECTION("who has imported it has not mapped it yet") {
+        giver.tell("close_descriptor " + number);
+        const auto handle = import(taker, exported.get(), "later");
+        exported.reset();
         sleep(true);
+        sleep(true, {"--deep"});
+        check_imported(taker,
+                       taker.tell(fmt::format("map_import {} {}", handle, k_piece_bytes)).substr(0, 1));
+        sleep(true, {"--deep"});
     }
     SECTION("its own process imports it") {
         static_cast<void>(import(taker, exported.get()));
@@ -361,6 +381,13 @@ TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake"
     const auto* const kind = GENERATE("plain", "shared");
     constexpr int k_step = 17; // each takes a quarter of a second
     Pair pair(kind);
+    if (kind == std::string("shared")) { // and both keep a descriptor, and one a handle without a mapping
+        const auto number = pair.giver.tell("export " + pair.given.number);
+        const auto exported = descriptor_of(pair.giver.pid(), std::stoi(number));
+        for (const auto* const how : {"keep", "later"})
+            import_here(pair.taker, pair.family.file("socket"), exported.get(), how);
+        pair.taken = free_bytes(pair.giver);
+    }
     auto& host = is_giver ? pair.giver : pair.taker;
     std::string failed = "0";
     for (int nth = 1;; nth += k_step) {
