@@ -388,6 +388,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
                            const model::WakeRequest& request, Clock::time_point deadline,
                            const std::function<bool()>& keep_going) {
     server::Agents agents;
+    const log::Step step("open shared memory again");
     for (auto* const backing : wanted) {
         std::optional<Opening> of; // closed meanwhile: it stays asleep
         {

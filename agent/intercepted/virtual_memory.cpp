@@ -187,8 +187,8 @@ void forget_mapping(ProgramMemory& memory, LockedMemory& locked, Handles& all, C
 void unmap_from_own_place(ProgramMemory& memory, LockedMemory& locked, Handles& all, Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (!handle.place || any_sleeps(locked, all, handle.mappings)) return;
+    if (!driver::unmap(memory.api(), handle.place->span())) return; // whoever comes next tries again
     const auto place = *std::exchange(handle.place, std::nullopt);
-    static_cast<void>(driver::unmap(memory.api(), place.span()));
     forget_mapping(memory, locked, all, place.span().address);
 }
 

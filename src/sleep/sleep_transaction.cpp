@@ -23,10 +23,6 @@ std::vector<Backing*> all_of(const DeviceSleepPlan& plan) {
     return all;
 }
 
-bool contains(const std::vector<Backing*>& backings, const Backing* backing) {
-    return std::ranges::find(backings, backing) != backings.end();
-}
-
 /// Of a run that is taken out.
 bool is_asleep(const Run& run) noexcept {
     return run.backings.front()->is_asleep();
@@ -35,6 +31,7 @@ bool is_asleep(const Run& run) noexcept {
 } // namespace
 
 SleepTransaction::~SleepTransaction() {
+    if (is_admitted_ && !is_committed_) forget_kept();
     const auto unmap = [this](DeviceSleep& device, Backing& backing) -> Result<void> {
         const auto current = device.session->enter();
         GPU_SLEEP_TRY(current.check());
@@ -94,57 +91,32 @@ Result<void> SleepTransaction::find_room(contents::ProgressCounter& progress) co
     return looks_for_room_ ? budget.check(needed, ready) : Result<void>();
 }
 
-Result<void> SleepTransaction::unmap_all() {
+void SleepTransaction::unmap_all() {
     for (auto& device : devices_) {
         const model::StepClock::Timed timed(&device.session->steps(), model::Step::unmap);
         for (const auto& run : device.runs) {
-            GPU_SLEEP_TRY(driver::unmap(api_, run.span()));
+            if (!driver::unmap(api_, run.span())) continue; // release() tries again, then the wake
             for (auto* backing : run.backings) backing->mapped = false;
         }
     }
-    return {};
 }
 
-std::size_t SleepTransaction::map_again() {
-    std::size_t asleep = 0;
-    for (const auto& device : devices_) {
-        const auto& plan = plan_.devices.at(device.report.device);
-        for (const auto& run : device.runs) {
-            if (run.backings.front()->mapped || is_asleep(run)) continue;
-            const auto done = map_all(api_, run);
-            if (done) continue;
-            log::error("a sleep could not be undone: {}", done.error().message);
-            for (auto* backing : run.backings) {
-                if (contains(plan.keep, backing))
-                    Ledger::move(*backing, Residence::kept);
-                else if (contains(plan.stay, backing))
-                    stay_in_place(*backing);
-                else
-                    drop(*backing);
-            }
-            asleep += run.backings.size();
-        }
-    }
-    return asleep;
+Result<void> SleepTransaction::keep_files() {
+    if (!save_.keeps_files()) return {};
+    admit();
+    return guarded([this] { return save_.keep_files(); });
 }
 
-Result<void> SleepTransaction::commit() {
-    // Everything that takes memory comes first: behind the last unmap nothing may fail.
+void SleepTransaction::admit() noexcept {
+    if (std::exchange(is_admitted_, true)) return;
     save_.admit();
     for (const auto& drafted : drafted_) drafted.backing->kept = drafted.kept;
-    if (const auto named = guarded([this] { return save_.keep_files(); }); !named) {
-        forget_kept();
-        return named.error();
-    }
-    if (auto unmapped = unmap_all(); !unmapped) {
-        const auto asleep = map_again();
-        forget_kept();
-        if (asleep == 0) return std::move(unmapped).error();
-        return make_error(ErrorCode::driver_failed,
-                          "{}; memory that could not be mapped again sleeps with its contents ({}): gpu-wake "
-                          "brings it back",
-                          unmapped.error().message, counted(asleep, "range"));
-    }
+}
+
+void SleepTransaction::commit() {
+    admit();
+    is_committed_ = true;
+    unmap_all();
     for (auto& device : devices_) {
         const auto& plan = plan_.devices.at(device.report.device);
         for (auto* backing : plan.stay) stay_in_place(*backing);
@@ -154,7 +126,6 @@ Result<void> SleepTransaction::commit() {
         for (auto* backing : plan.drop) drop(*backing);
     }
     for (auto* backing : plan_.give_up) give_up(*backing);
-    return {};
 }
 
 void SleepTransaction::stay_in_place(Backing& backing) noexcept {

@@ -19,8 +19,9 @@ struct DeviceSleep {
     std::unique_ptr<driver::DeviceSession> session;
 };
 
-/// Prepares (copies and seals) and commits (unmaps and releases) a sleep. Until commit() has unmapped
-/// everything, any failure leaves all memory mapped with its contents.
+/// Prepares (copies and seals) and commits (unmaps and releases) a sleep. Until commit() any failure leaves
+/// all memory mapped with its contents. From then on there is no way back: what processes share may already
+/// sleep elsewhere.
 class SleepTransaction {
 public:
     /// All outlive it. `looks_for_room`: it fails before it copies anything if host memory has no room now.
@@ -36,10 +37,10 @@ public:
 
     /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, cancelled, timed_out.
     [[nodiscard]] Result<void> prepare(const contents::Control& control);
-    /// Errors: out_of_host_memory, out_of_disk, io_failed (everything is still mapped), driver_failed (an
-    /// unmap failed; everything is mapped again, but for what the driver refuses to map: that sleeps, and its
-    /// memory stays on the GPU).
-    [[nodiscard]] Result<void> commit();
+    /// Names the files that are to stay. Errors: io_failed, out_of_host_memory.
+    [[nodiscard]] Result<void> keep_files();
+    /// All sleeps. What the driver does not unmap or release then keeps its memory until the wake.
+    void commit();
     /// Adds what was done on each device, and a note of what could not be released.
     void describe(model::Report& report) const;
 
@@ -47,10 +48,10 @@ private:
     /// Waits for what others of the user's processes retain, where all may hold no more together; then looks
     /// whether there is room, where that is asked for.
     [[nodiscard]] Result<void> find_room(contents::ProgressCounter& progress) const;
-    [[nodiscard]] Result<void> unmap_all();
-    /// Maps what was unmapped. Ranges that the driver does not map sleep: nobody may touch them, and a wake
-    /// maps them. Returns how many.
-    std::size_t map_again();
+    /// What is kept counts from now on.
+    void admit() noexcept;
+    void forget_kept() noexcept;
+    void unmap_all();
     /// It sleeps, and its memory holds its contents.
     void stay_in_place(ledger::Backing& backing) noexcept;
     void drop(ledger::Backing& backing) noexcept;
@@ -58,7 +59,6 @@ private:
     /// False where the driver fails; that is counted.
     bool release(ledger::Backing& backing) noexcept;
     void release(DeviceSleep& device);
-    void forget_kept() noexcept;
 
     const driver::Api& api_;
     contents::Contents& contents_;
@@ -68,6 +68,8 @@ private:
     contents::Save save_; // outlives the sessions
     std::vector<DeviceSleep> devices_;
     std::size_t unreleased_ = 0;
+    bool is_admitted_ = false;
+    bool is_committed_ = false;
 };
 
 } // namespace gpu_sleep::sleep

@@ -113,6 +113,7 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
         const log::Step step("copy contents");
         GPU_SLEEP_TRY(transaction.prepare(control));
         GPU_SLEEP_TRY(move.carry(control));
+        GPU_SLEEP_TRY(telling_of_call(control.progress, [&] { return transaction.keep_files(); }));
     }
     report.times.transfer = seconds_since(start);
     GPU_SLEEP_TRY(pass_point_of_no_return(control));
@@ -121,7 +122,12 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
     const auto prepared = Clock::now();
     const log::Step step("release GPU memory");
     GPU_SLEEP_TRY(telling_of_call(
-        control.progress, [&] { return transaction.commit(); }, model::Progress::Phase::release));
+        control.progress,
+        [&]() -> Result<void> {
+            transaction.commit();
+            return {};
+        },
+        model::Progress::Phase::release));
     move.admit();
     report.times.release = seconds_since(prepared);
     report.changed = true;
@@ -321,8 +327,8 @@ Result<void> Transactions::add_memory(Bytes (*estimate)(Bytes free, Bytes moved)
 
 Result<void> Transactions::leave_host_memory() {
     for (auto& [address, backing] : ledger_.backings())
-        if (backing.is_asleep() && backing.host_backed && !backing.holds_contents)
-            GPU_SLEEP_TRY(release_memory(api_, backing));
+        if (backing.is_asleep() && !backing.holds_contents)
+            GPU_SLEEP_TRY(release_memory(api_, backing)); // what a sleep could not release
     static_cast<void>(count_host_backed());
     const auto left = ledger_.host_backed();
     if (left == 0) return {};

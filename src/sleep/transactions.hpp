@@ -75,8 +75,8 @@ public:
     /// out_of_device_memory, driver_failed, context_lost.
     [[nodiscard]] Result<void> check_free_memory(const model::WakeRequest& request);
 
-    /// Has no backing keep host memory, which the driver may not bring back: that which failed calls left is
-    /// released. Errors: driver_failed: some is left, or runs or sleeps there.
+    /// Has nothing that sleeps keep memory that failed calls left there, and no backing host memory, which
+    /// the driver may not bring back. Errors: driver_failed: some is left, or runs or sleeps there.
     [[nodiscard]] Result<void> leave_host_memory();
 
     /// What wake() would do. Errors: unknown_tag.

@@ -70,7 +70,7 @@ TEST_CASE("Move: while a part is awake and goes to sleep, the rest moves with it
     REQUIRE(fixture.wake(tags({"kv_cache"})));
     fixture.fill(2, {0, 1}, 77); // and all of it anew
     const bool fails = GENERATE(false, true);
-    if (fails) sim_fail("cuMemUnmap", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+    if (fails) sim_fail("cuMemcpyDtoHAsync", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE);
     const auto moved = sleeper.move();
     sim_clear();
     CHECK(moved.has_value() != fails);

@@ -211,7 +211,7 @@ TEST_CASE("Unchanged files: a sleep that fails leaves them, and the next one use
         };
     }
     SECTION("for the driver fails") {
-        sim_fail("cuMemUnmap", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        sim_fail("cuLaunchKernel", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
     }
     REQUIRE_FALSE(woken.fixture.sleep(woken.request));
     sim_clear();

@@ -10,11 +10,12 @@
   move      a deep sleeper comes back on each GPU in turn, and on the first in the end
   room      with all GPUs in use, room is made on each, and a pass of the timer puts all to sleep
 
-Usage: many_gpus.py --build DIR [--gpus N] [--parts LIST] [--cycles 50] [--deep-cycles 50] [--gib 8]. Prints tables; exit
-status 0 when all is right.
+Usage: many_gpus.py --build DIR [--gpus N] [--parts LIST] [--cycles 50] [--deep-cycles 50] [--jobs 1] [--gib 8].
+Prints tables; exit status 0 when all is right.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import ctypes
 import json
@@ -161,12 +162,13 @@ def exchange(options):
                                       **ranks))
         settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=cycles * pause, deep=is_deep,
                                       limit=cycles * pause * 2 + 90, least_cycles=cycles * 2 // 3, most=cycles, least=1 << 20,
-                                      timeout="10s", gpus=gpus, seed=1, live=False, run_option=[])
-        with tempfile.TemporaryDirectory() as scratch:
-            bench = real_programs.Bench(settings, scratch)
-            for program in [each for each in programs if cycles and each.name.rpartition("_")[0] in options.exchanges]:
-                results.append(bench.run(program))
-                print(f"{program.name}: {results[-1].verdict}, {results[-1].cycles} cycles", *results[-1].problems,
+                                      timeout="10s", gpus=gpus, seed=1, live=False, run_option=[], jobs=options.jobs,
+                                      out=options.out)
+        chosen = [each for each in programs if cycles and each.name.rpartition("_")[0] in options.exchanges]
+        with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            for result in pool.map(real_programs.Bench(settings, scratch).run, chosen):
+                results.append(result)
+                print(f"{result.program}: {result.verdict}, {result.cycles} cycles, {result.deep} deep", *result.problems,
                       sep="\n  ", flush=True)
     print(real_programs.markdown(results), flush=True)
     for result in results:
@@ -266,8 +268,10 @@ def main():
     parser.add_argument("--exchanges", default=",".join(EXCHANGES))
     parser.add_argument("--cycles", type=int, default=50, help="of each program that exchanges; 0: none")
     parser.add_argument("--deep-cycles", type=int, default=50)
+    parser.add_argument("--jobs", type=int, default=1, help="programs that exchange at a time")
     parser.add_argument("--gib", type=float, default=8, help="that each rank of the server holds")
     parser.add_argument("--scale", type=float, default=1, help="of the exchanging programs' memory")
+    parser.add_argument("--out", help="directory for what a program that fails has printed")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hold:

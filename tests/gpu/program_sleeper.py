@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import gpu_commands
@@ -16,6 +17,8 @@ ASLEEP_SECONDS = (0.05, 0.3)
 BETWEEN_SECONDS = (0.05, 0.5)
 OK, NO_PROCESS, TIMED_OUT = 0, 3, 4 # exit statuses of the commands
 MOVES = 0.75 # of what is done with a program, with --live
+PROGRAM_BYTES = 8 << 30 # room on each GPU for a program that runs beside others
+FILLING = threading.Lock()
 NEVER = ("damaged", "driver_failed", "context_lost", "internal", "outcome_unknown") # errors of a move
 
 
@@ -70,13 +73,21 @@ class Sleeper:
             time.sleep(seconds)
             return
         self.deep_cycles += 1
-        command = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "fill_gpu.py")]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            taken = other.stdout.readline()
+        if not FILLING.acquire(blocking=False): # another program's filler is at work
             time.sleep(seconds)
-            other.stdin.close()
-            if other.wait() != 0 or not taken:
-                self.problems.append("the other program could not fill the GPUs")
+            return
+        command = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "fill_gpu.py")]
+        if self.options.jobs > 1:
+            command.append(str(self.options.jobs * PROGRAM_BYTES))
+        try:
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+                taken = other.stdout.readline()
+                time.sleep(seconds)
+                other.stdin.close()
+                if other.wait() != 0 or not taken:
+                    self.problems.append("the other program could not fill the GPUs")
+        finally:
+            FILLING.release()
 
     def sleep(self, pid):
         """Whether it sleeps now; the bytes that the agent gave back, in how many ranges, and the report."""

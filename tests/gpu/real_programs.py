@@ -11,6 +11,7 @@ a program for which a module or the time is missing counts as wrong; one that ne
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import importlib.util
 import json
@@ -330,6 +331,7 @@ def parse_options():
     parser.add_argument("--seconds", type=float, default=7, help="how long a program's steps take at least under gpu-run")
     parser.add_argument("--limit", type=float, default=90, help="seconds after which one run of a program is given up")
     parser.add_argument("--budget", type=float, default=0, help="seconds after which no further program is started")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time; what fills the GPUs leaves room for them")
     parser.add_argument("--least-cycles", type=int, default=5)
     parser.add_argument("--most", type=int, default=8, help="cycles, after which the program is left alone")
     parser.add_argument("--least", type=int, default=1 << 20, help="bytes that a process holds to be put to sleep")
@@ -374,15 +376,18 @@ def main():
     results = []
     with tempfile.TemporaryDirectory(prefix="gpu-sleep-programs-") as scratch:
         bench = Bench(options, scratch)
-        for program in programs:
+
+        def run(program):
             if options.budget and time.monotonic() - start > options.budget:
-                results.append(Result(program.name, verdict="not run: no time left"))
-                continue
-            result = bench.run(program)
-            results.append(result)
-            print(" | ".join(row(result)), *result.problems, sep="\n  ", file=sys.stderr, flush=True)
-            if options.out:
-                write(options.out, results)
+                return Result(program.name, verdict="not run: no time left")
+            return bench.run(program)
+
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            for result in pool.map(run, programs):
+                results.append(result)
+                print(" | ".join(row(result)), *result.problems, sep="\n  ", file=sys.stderr, flush=True)
+                if options.out:
+                    write(options.out, results)
     print(markdown(results))
     if options.out:
         write(options.out, results)

@@ -485,12 +485,13 @@ Answer do_faults(Words&) {
     return fmt::format("{} {}", counts.illegal_accesses, counts.broken_captures);
 }
 
-/// fail [NTH]: that call of the driver fails from now on, once, or none; "FAILED", how many have so far
+/// fail [NTH]: that call of the driver fails from now on, once, or none; how many have so far, and the last
 Answer do_fail(Words& words) {
     GPU_SLEEP_TEST_CONTROL(sim_clear)();
     if (const auto nth = next<std::uint64_t>(words, 0); nth != 0)
         GPU_SLEEP_TEST_CONTROL(sim_fail)("*", nth, CUDA_ERROR_UNKNOWN, SIM_ONCE);
-    return std::to_string(GPU_SLEEP_TEST_CONTROL(sim_fault_counts)().injected_failures);
+    return fmt::format("{} {}", GPU_SLEEP_TEST_CONTROL(sim_fault_counts)().injected_failures,
+                       GPU_SLEEP_TEST_CONTROL(sim_last_failed)());
 }
 
 /// second_gpu: begins to use another

@@ -397,6 +397,7 @@ TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake"
         host.tell(fmt::format("fail {}", nth));
         static_cast<void>(pair.command(is_wake ? "gpu-wake" : "gpu-sleep"));
         const bool is_end = failed == std::exchange(failed, host.tell("fail"));
+        INFO("failed: " << failed);
         const auto states = pair.family.states();
         CHECK((states.asleep == 2 || states.awake == 2));
         if (states.asleep == 2) pair.wake(); // perhaps the driver has not released all
