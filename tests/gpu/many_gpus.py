@@ -234,9 +234,7 @@ def move(options):
 def room(options):
     rows = []
     devices = range(options.gpus)
-    with holders(options, devices, int(options.gib * GIB), "room", "--on-touch", "wake") as (group, running), \
-            tempfile.NamedTemporaryFile("w", suffix=".toml") as always:
-        print("[reclaim]\nmin-awake = \"0s\"", file=always, flush=True)
+    with holders(options, devices, int(options.gib * GIB), "room", "--on-touch", "wake") as (group, running):
         free = {}
         for each in running:
             answer, _ = command(options, "gpu-sleep", each.pid, "--dry-run")
@@ -245,7 +243,7 @@ def room(options):
         for each in running:
             uuid, now = free[each.device]
             need = str((now + int(options.gib * GIB) // 2) >> 20) + "MiB"
-            answer, seconds = command(options, "gpu-reclaim", "--need", need, "--gpu", uuid, "--config", always.name)
+            answer, seconds = command(options, "gpu-reclaim", "--need", need, "--gpu", uuid)
             asleep = [process["pid"] for process in answer["processes"]]
             expect(asleep == [int(each.pid)], f"room on GPU {each.device} is made by who is there: {asleep}")
             check_bytes([each])

@@ -6,10 +6,13 @@
 #include "deep_family.hpp"
 
 #include "base/sockets.hpp"
+#include "support/byte_lock.hpp"
 #include "support/catch.hpp"
 #include "support/descriptor_message.hpp"
+#include "support/sweep.hpp"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include <functional>
@@ -350,6 +353,60 @@ TEST_CASE("Sharing: it stays one memory, whenever the command is killed", "[shar
     }
 }
 
+TEST_CASE("Sharing: whenever one of them is killed, the other has all of its bytes", "[sharing]") {
+    const bool is_wake = GENERATE(false, true);
+    const bool is_giver = GENERATE(false, true);
+    for (int i = 0; i < 8; ++i) {
+        Pair pair;
+        INFO((is_giver ? "the owner" : "the other")
+             << " killed after " << 6 * i << " ms, " << (is_wake ? "waking" : "falling asleep"));
+        if (is_wake) pair.fall_asleep();
+        Process command(
+            pair.family.launch(is_wake ? "gpu-wake" : "gpu-sleep", {DeepFamily::root(), "--tree"}));
+        std::this_thread::sleep_for(Milliseconds(6 * i));
+        (is_giver ? pair.giver : pair.taker).kill();
+        static_cast<void>(command.finish());
+        auto& left = is_giver ? pair.taker : pair.giver;
+        CHECK(succeeded(pair.command(left, "gpu-sleep"))); // what is under way completes it
+        CHECK(succeeded(pair.command(left, "gpu-wake")));
+        check_intact(left, is_giver ? pair.back : pair.given);
+        CHECK(left.tell("hash " + (is_giver ? pair.opened : pair.opened_back).number) ==
+              (is_giver ? pair.given : pair.back).hash);
+        check_no_harm(left);
+    }
+}
+
+TEST_CASE("Sharing: without descriptors nothing is lost, and what cannot be opened again waits",
+          "[sharing]") {
+    Pair pair(GENERATE("plain", "shared"));
+    auto& host = GENERATE(false, true) ? pair.giver : pair.taker;
+    host.tell("descriptors used");
+    const auto slept = pair.command("gpu-sleep");
+    host.tell("descriptors left");
+    if (slept.status != 0) CHECK(pair.family.states().awake == 2);
+    pair.fall_asleep();
+    host.tell("descriptors used");
+    const auto woken = pair.command("gpu-wake");
+    host.tell("descriptors left");
+    if (woken.status != 0) CHECK(pair.family.states().asleep == 2);
+    pair.wake();
+}
+
+TEST_CASE("Sharing: a descriptor that only claims to be of another's memory opens none", "[sharing]") {
+    Pair pair("shared");
+    const UniqueFd made(::memfd_create("claims", MFD_CLOEXEC));
+    REQUIRE(::ftruncate(made.get(), k_piece_bytes) == 0);
+    auto lock = byte_lock(F_RDLCK, 4711);
+    REQUIRE(::fcntl(made.get(), F_SETOWN, pair.giver.pid()) == 0);
+    REQUIRE(::fcntl(made.get(), F_OFD_SETLK, &lock) == 0);
+    const auto path = pair.family.file("socket");
+    pair.taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
+    send_descriptor(made.get(), path);
+    CHECK_THAT(pair.taker.process().read_line(), mentions("cuMemImportFromShareableHandle"));
+    pair.fall_asleep();
+    pair.wake();
+}
+
 TEST_CASE("Sharing: what its owner changed before it ended is reported as lost", "[sharing]") {
     Pair pair;
     pair.giver.tell("free " + pair.opened_back.number);
@@ -379,7 +436,6 @@ TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake"
     const bool is_wake = GENERATE(false, true);
     const bool is_giver = GENERATE(false, true);
     const auto* const kind = GENERATE("plain", "shared");
-    constexpr int k_step = 17; // each takes a quarter of a second
     Pair pair(kind);
     if (kind == std::string("shared")) { // and both keep a descriptor, and one a handle without a mapping
         const auto number = pair.giver.tell("export " + pair.given.number);
@@ -389,12 +445,12 @@ TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake"
         pair.taken = free_bytes(pair.giver);
     }
     auto& host = is_giver ? pair.giver : pair.taker;
-    std::string failed = "0";
-    for (int nth = 1;; nth += k_step) {
-        INFO("call " << nth << (is_giver ? " of the owner" : " of the other")
-                     << (is_wake ? ", waking" : ", falling asleep"));
+    std::string failed = "0 ";
+    const auto step = [&](int call) {
+        INFO(kind << (is_giver ? ": the owner" : ": the other")
+                  << (is_wake ? ", waking" : ", falling asleep"));
         if (is_wake) pair.fall_asleep();
-        host.tell(fmt::format("fail {}", nth));
+        host.tell(fmt::format("fail {}", call));
         static_cast<void>(pair.command(is_wake ? "gpu-wake" : "gpu-sleep"));
         const bool is_end = failed == std::exchange(failed, host.tell("fail"));
         INFO("failed: " << failed);
@@ -403,6 +459,8 @@ TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake"
         if (states.asleep == 2) pair.wake(); // perhaps the driver has not released all
         pair.fall_asleep();
         pair.wake();
-        if (is_end) break;
-    }
+        return !is_end;
+    };
+    for_each_call(step,
+                  (is_wake ? 1U : 0U) + (is_giver ? 2U : 0U) + (kind == std::string("plain") ? 4U : 0U));
 }
