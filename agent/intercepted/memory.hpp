@@ -68,6 +68,8 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
 [[nodiscard]] bool shares_any(ProgramMemory& memory);
 /// The pids of those that live, and with whom it shares memory. May throw for want of memory.
 [[nodiscard]] std::vector<std::uint64_t> sharers(ProgramMemory& memory);
+/// For a dry run of several processes as one: what is shared counts as going to sleep until settle_shared().
+void expect_shared_to_go(ProgramMemory& memory, LockedMemory& locked);
 /// Makes what the program has imported ready to sleep: what is mapped nowhere yet, and descriptors that it
 /// keeps. The gate is shut until settle_shared().
 void prepare_imports(ProgramMemory& memory) noexcept;

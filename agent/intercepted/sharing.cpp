@@ -276,6 +276,17 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
 }
 
+void expect_shared_to_go(ProgramMemory& memory, LockedMemory& locked) {
+    const auto goes = [](ledger::Backing* backing, const char* reason) {
+        if (backing && !backing->is_asleep() && backing->stay_reason == reason)
+            backing->stay_reason = nullptr;
+    };
+    for (const auto& [address, range] : memory.shared_ranges().all())
+        goes(locked.ledger().find(range.place), range.reason);
+    for_each_import(locked,
+                    [&](const Import&, ledger::Backing& backing) { goes(&backing, k_of_another_process); });
+}
+
 void prepare_imports(ProgramMemory& memory) noexcept {
     ignoring_errors([&] { map_loose_imports(memory); });
     ignoring_errors(leave_tickets_of_imports);

@@ -37,8 +37,8 @@ public:
           asker_(asking.progress), progress_([this](const Progress& at) {
               return (!idleness_ || idleness_->lasts(at.phase)) && asker_(at);
           }),
-          joint_(request.joint, asker_, asking.directives), who_(asking.asker), wanted_(request),
-          quiesce_(all, &its.torch_trim, progress_, joint_, deadline) {
+          joint_(request.joint && !request.dry_run, asker_, asking.directives), who_(asking.asker),
+          wanted_(request), quiesce_(all, &its.torch_trim, progress_, joint_, deadline) {
         if (idle) idleness_.emplace(all.status, all.turnstile, its.idle, its.inhibitors, *idle);
         wanted_.deep |= request.for_lock; // the driver may restore no memory that sleeps in place
         report.level = request.level;
@@ -123,6 +123,8 @@ public:
         auto state = model::State::awake;
         auto plan = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             state = locked.state();
+            if (request_.dry_run && request_.joint && !pauses())
+                intercepted::expect_shared_to_go(memory, locked);
             stops_work = pauses() && pause_would_hold_work(locked);
             auto made = locked.engine().plan_sleep(wanted_);
             if (made && scope_ != Scope::all && scope_ != Scope::deep) made->move_only();
@@ -395,7 +397,7 @@ private:
     [[nodiscard]] bool is_own() const noexcept { return who_ == server::Asker::program; }
     /// Whether memory that processes share may go to sleep.
     [[nodiscard]] bool may_agree() const noexcept {
-        return holds_work() && request_.joint && !pauses() && intercepts();
+        return holds_work() && request_.joint && !request_.dry_run && !pauses() && intercepts();
     }
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     [[nodiscard]] bool holds_work() const noexcept {

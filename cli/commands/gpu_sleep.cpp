@@ -167,7 +167,7 @@ protocol::Request request_of(const Typed& typed) {
     auto sleep = typed.sleep;
     sleep.bounds_all = typed.timeout.has_value();
     sleep.timeout = typed.timeout.value_or(sleep.timeout);
-    sleep.joint = typed.whom.is_joint() && !sleep.dry_run;
+    sleep.joint = typed.whom.is_joint();
     const model::Terms& terms = sleep;
     if (typed.releases) return model::ReleaseRequest{terms};
     if (!typed.runs_on) return sleep;

@@ -29,7 +29,7 @@ const model::WakeRequest* wake_of(const Command& command) noexcept {
 bool is_joint(const Command& command) {
     const auto* const sleep = sleep_of(command);
     const auto* const wake = wake_of(command);
-    return sleep ? sleep->joint : wake && wake->joint;
+    return sleep ? sleep->joint && !sleep->dry_run : wake && wake->joint;
 }
 
 /// When all that go together must be ready; max() where only each has its limit.
@@ -217,7 +217,6 @@ std::vector<Loss> Dispatch::losses() {
     if (!sleep || sleep->dry_run || (sleep->level != model::Level::drop && sleep->discard.empty())) return {};
     auto rehearsal = command_.request;
     model::sleep_in(rehearsal)->dry_run = true;
-    model::sleep_in(rehearsal)->joint = false;
     std::vector<Loss> losses;
     for (const auto& outcome : ask(rehearsal, k_patience)) {
         const auto* const report = std::get_if<model::Report>(&outcome.answer);

@@ -73,7 +73,7 @@ struct SleepRequest : Terms, Choice {
     /// Sleep only if the last wake was so long ago; otherwise nothing changes, and the report says why.
     std::optional<Milliseconds> min_awake;
     /// One of several processes that sleep together: once drained, and once all is ready, it waits for a
-    /// Directive.
+    /// Directive, unless it is a dry run.
     bool joint = false;
     std::uint64_t party = 0;          ///< random; the same for those that go together
     bool ignore_unknown_tags = false; ///< pass over those of `tags` that the process has not

@@ -34,6 +34,12 @@ void add_report(model::Report& report, const model::DeviceReport& device, driver
 /// Errors: driver_failed; what has not gone is the backing's still.
 [[nodiscard]] Result<void> release_memory(const driver::Api& api, ledger::Backing& backing);
 
+/// Whether the GPU has more free memory once the backing, which is awake, is released: what is imported
+/// counts with its owner.
+[[nodiscard]] inline bool frees_gpu(const ledger::Backing& backing) noexcept {
+    return !backing.host_backed && !backing.imported;
+}
+
 /// The part of `report` that tells of `device`, which is made where it is missing.
 [[nodiscard]] model::DeviceReport& device_in(model::Report& report, int device);
 

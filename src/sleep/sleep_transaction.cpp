@@ -160,7 +160,7 @@ void SleepTransaction::release(DeviceSleep& device) {
     for (const auto& run : device.runs) {
         for (auto* backing : run.backings) {
             if (backing->holds_contents) continue;
-            const bool was_on_gpu = !backing->host_backed && !backing->imported; // its owner counts it
+            const bool was_on_gpu = frees_gpu(*backing);
             if (release(*backing) && was_on_gpu) device.report.released += backing->bytes;
         }
     }

@@ -26,11 +26,11 @@ void describe_plan(const SleepPlan& plan, model::Report& report) {
     for (const auto& [ordinal, part] : plan.devices) {
         auto& device = device_in(report, ordinal);
         for (const auto* backing : part.keep) {
-            device.released += backing->host_backed ? 0 : backing->bytes;
+            device.released += frees_gpu(*backing) ? backing->bytes : 0;
             device.kept += backing->bytes;
         }
         for (const auto* backing : part.drop) {
-            device.released += backing->host_backed ? 0 : backing->bytes;
+            device.released += frees_gpu(*backing) ? backing->bytes : 0;
             const auto kept = sum_of(backing->preserved, &Span::bytes);
             device.kept += kept;
             device.dropped += backing->bytes - kept;

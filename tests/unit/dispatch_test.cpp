@@ -118,7 +118,6 @@ TEST_CASE("Dispatch: what a sleep drops is known before, and is asked for afterw
     REQUIRE(process.requests().size() == 1);
     auto rehearsed = process.requests().front();
     CHECK(std::exchange(model::sleep_in(rehearsed)->dry_run, false));
-    CHECK_FALSE(std::exchange(model::sleep_in(rehearsed)->joint, true));
     CHECK(rehearsed.index() == request.index());
     CHECK(*model::sleep_in(rehearsed) == sleep);
     Heard heard;

@@ -109,8 +109,16 @@ TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[
     Pair pair(kind, bytes);
     CHECK(pair.giver.report("sharers/0") == std::to_string(pair.taker.pid()));
     CHECK(pair.taker.report("sharers/0") == std::to_string(pair.giver.pid()));
+    const auto figures = [&](Arguments options) {
+        const auto done = pair.command("gpu-sleep", with({"--json"}, std::move(options)));
+        REQUIRE(succeeded(done));
+        return fmt::format("{}, kept {}", fmt::join(done.of_all("/report/devices/0/moved_bytes"), " "),
+                           fmt::join(done.of_all("/report/devices/0/kept_bytes"), " "));
+    };
     for (int round = 0; round < 2; ++round) {
-        pair.fall_asleep();
+        const auto expected = figures({"--dry-run"});
+        CHECK(pair.giver.report("residual/0/kind") != "none"); // it was not done
+        CHECK(figures({}) == expected);
         for (auto* const host : {&pair.giver, &pair.taker}) CHECK(host->report("residual/0/kind") == "none");
         CHECK(free_bytes(pair.giver) >= pair.taken + 2 * std::max<std::uint64_t>(pair.bytes, 2 << 20));
         pair.wake();
@@ -128,6 +136,9 @@ TEST_CASE("Sharing: deep sleeps need no more than that all take part", "[sharing
     const auto alone = pair.command(pair.giver, "gpu-sleep", {"--deep"});
     CHECK(alone.status == 1);
     CHECK_THAT(alone.err, mentions("it shares memory with other processes") && mentions("--tree"));
+    CHECK_THAT(pair.command(pair.giver, "gpu-sleep", {"--deep", "--dry-run"}).out,
+               mentions("would be refused"));
+    CHECK_THAT(pair.command("gpu-sleep", {"--deep", "--dry-run"}).out, !mentions("would be refused"));
     pair.fall_asleep({"--deep"});
     CHECK(pair.family.states().deep == 2);
     pair.wake();
