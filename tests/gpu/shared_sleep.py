@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the gpu-sleep authors.
-"""Two processes share memory by CUDA IPC and work in it in turns, by graphs that hold its address. They sleep and wake as one
-at random moments, plainly and deeply, and at the end say whether all of it is right. Beside them, two that share nothing: what
-a sleep leaves on the GPU, and how long sleeps and wakes take.
+"""Two processes share memory by CUDA IPC, or by descriptors, and work in it in turns, by graphs that hold its address. They
+sleep and wake as one at random moments, plainly and deeply, and at the end say whether all of it is right. Beside them, two
+that share nothing: what a sleep leaves on the GPU, and how long sleeps and wakes take.
 
 Usage: shared_sleep.py --build DIR [--gib 1] [--plain 20] [--deep 20] [--json FILE]. Exit status 0 when all is right.
 """
@@ -87,11 +87,12 @@ def used_mib():
     return int(listed.split()[0])
 
 
-def measure(options, shares):
+def measure(options, shares, allocator=""):
     before = used_mib()
     command = [os.path.join(options.build, "bin", "gpu-run"), "--", sys.executable, os.path.abspath(sys.argv[0]), "--program",
                "--build", options.build, "--gib", str(options.gib), *(["--shares"] if shares else [])]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": allocator})
     process.stdout.readline()
     found = {}
     for kind, count, words in (("plain", options.plain, []), ("deep", options.deep, ["--deep"])):
@@ -125,7 +126,8 @@ def main():
     options = parser.parse_args()
     if options.program:
         return program(options)
-    found = {"shared": measure(options, True), "nothing shared": measure(options, False)}
+    found = {"CUDA IPC": measure(options, True), "descriptors": measure(options, True, "expandable_segments:True"),
+             "nothing shared": measure(options, False)}
     checks = {name: each["answer"].startswith("right") for name, each in found.items()}
     checks["deep leaves nothing"] = all(each["deep"]["left MiB"] <= 0 for each in found.values())
     return gpu_commands.finish(options, found, checks)
