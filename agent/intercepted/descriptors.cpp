@@ -28,6 +28,8 @@ namespace {
 constexpr Milliseconds k_until_told{1'000}; // the program waits, and others may be stopped
 constexpr std::uint64_t k_lock_bits = (std::uint64_t{1} << 62) - 1; // all are positive
 constexpr std::uint64_t k_number_bits = (std::uint64_t{1} << 32) - 1;
+constexpr const char* k_ticket_name = "gpu-sleep-ticket";
+constexpr std::string_view k_ticket_path = "/memfd:gpu-sleep-ticket";
 
 /// Where the descriptors of an export are locked: processes have places of their own. Nothing without random
 /// numbers.
@@ -204,7 +206,7 @@ void for_each_marked(const Use& use) {
 
 /// What can be imported in place of the memory itself; empty where it cannot be made.
 UniqueFd make_ticket(off_t lock, pid_t owner) {
-    auto ticket = opened([&] { return ::memfd_create("gpu-sleep-ticket", MFD_CLOEXEC); });
+    auto ticket = opened([&] { return ::memfd_create(k_ticket_name, MFD_CLOEXEC); });
     if (ticket && !mark(ticket.get(), lock, owner)) ticket.reset();
     return ticket;
 }
@@ -226,15 +228,17 @@ void leave_tickets(const std::set<std::uint64_t>& handles) {
     });
 }
 
-/// Whether the program has a handle of that memory of another process.
-bool has_imported(const PassingImport& memory) {
+/// Whether the descriptor is one by which the program has imported memory, and that it keeps.
+bool is_of_import(int number, off_t lock, pid_t owner) {
+    if (owner == ::getpid() || path_of(number).starts_with(k_ticket_path)) return false;
     auto& all = books().handles;
-    const MutexLock lock(all.mutex);
-    return std::ranges::any_of(all.handles, [&](const auto& each) {
+    const MutexLock mutex(all.mutex);
+    const auto is_it = [=](const auto& each) {
         const auto& import = each.second.import;
-        return import && import->from == memory.from && import->asked.secret == memory.asked.secret &&
-               import->asked.allocation == memory.asked.allocation;
-    });
+        return import && import->from.pid == owner && import->lock == lock;
+    };
+    const auto is_held = [=](const HeldFile& file) { return file.get() == number; };
+    return std::ranges::any_of(all.handles, is_it) && std::ranges::none_of(all.unseen_imports, is_held);
 }
 
 } // namespace
@@ -260,14 +264,16 @@ Result<PassingImport> recognise(int descriptor) {
         auto& all = books().handles;
         const MutexLock mutex(all.mutex);
         const auto* const handle = find_export(all, lock).handle;
-        return handle ? Result<PassingImport>({owner, {.allocation = handle->number}}) : none();
+        return handle ? Result<PassingImport>({owner, {.allocation = handle->number}, lock}) : none();
     }
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::exported;
     asked.address = static_cast<std::uint64_t>(lock);
     const auto said = GPU_SLEEP_TRY(server::ask_for_memory(owner, asked, Clock::now() + k_patience));
     return PassingImport{
-        owner, {.secret = said.what.secret, .address = said.what.number, .allocation = said.what.number}};
+        owner,
+        {.secret = said.what.secret, .address = said.what.number, .allocation = said.what.number},
+        lock};
 }
 
 bool note_unseen_import(int descriptor) {
@@ -345,16 +351,16 @@ std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handle
     return elsewhere;
 }
 
+bool has_imported_handles() {
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    return std::ranges::any_of(all.handles, [](const auto& each) { return each.second.import.has_value(); });
+}
+
 void leave_tickets_of_imports() {
-    {
-        auto& all = books().handles;
-        const MutexLock lock(all.mutex);
-        const auto is_import = [](const auto& each) { return each.second.import.has_value(); };
-        if (std::ranges::none_of(all.handles, is_import)) return;
-    }
+    if (!has_imported_handles()) return;
     for_each_marked([&](int number, off_t lock, pid_t owner) {
-        const auto memory = owner != ::getpid() ? recognise(number) : Result<PassingImport>(Error());
-        if (!memory || !has_imported(*memory)) return;
+        if (!is_of_import(number, lock, owner)) return;
         const auto ticket = make_ticket(lock, owner);
         const auto is_it = [&] {
             const auto there = lock_at(number);
@@ -388,12 +394,18 @@ void put_descriptors_back(const LockedMemory& locked) noexcept {
     });
 }
 
-void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {
-    std::list<Import> made(1);
-    made.front().from = handle.import->from;
-    made.front().asked = handle.import->asked;
-    made.front().at = address;
-    made.front().access = access;
+std::list<Import> draft_import(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {
+    std::list<Import> made;
+    if (!handle.import) return made;
+    auto& import = made.emplace_back();
+    import.from = handle.import->from;
+    import.asked = handle.import->asked;
+    import.at = address;
+    import.access = access;
+    return made;
+}
+
+void begin(std::list<Import> made) noexcept {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
     imports.all.splice(imports.all.end(), made);

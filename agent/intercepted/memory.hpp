@@ -81,10 +81,10 @@ void prepare_imports(ProgramMemory& memory) noexcept;
                                                                Clock::time_point deadline,
                                                                const std::function<bool()>& keep_going);
 /// What is awake stays from now on, and others get it; with a `waking` party, that alone, and what this wake
-/// has mapped, too, unless it is spoiled.
+/// has mapped of the tags that it `wakes`, too.
 void settle_shared(
     ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking = 0,
-    const std::function<bool(ledger::TagId)>& is_spoiled = [](auto) { return false; });
+    const std::function<bool(ledger::TagId)>& wakes = [](auto) { return true; });
 /// What sleeps here and has no owner any more becomes this process's own. Returns what of it is lost.
 [[nodiscard]] std::vector<std::string> adopt_orphans(ProgramMemory& memory);
 /// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles, but for those that

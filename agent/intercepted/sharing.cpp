@@ -330,6 +330,7 @@ bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
 }
 
 bool shares_any(ProgramMemory& memory) {
+    if (has_imported_handles()) return true;
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
     return !imports.all.empty() || !memory.shared_ranges().all().empty();
@@ -348,12 +349,12 @@ std::vector<std::uint64_t> sharers(ProgramMemory& memory) {
 }
 
 void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking,
-                   const std::function<bool(ledger::TagId)>& is_spoiled) {
+                   const std::function<bool(ledger::TagId)>& wakes) {
     memory.shared_ranges().settle(
         [&](const SharedRanges::Range& range) -> driver::PhysicalMemory::Handle {
             auto* const backing = locked.ledger().find(range.place);
             if (!backing) return 0;
-            const bool is_woken = waking != 0 && backing->mapped && !is_spoiled(backing->tag);
+            const bool is_woken = waking != 0 && backing->mapped && wakes(backing->tag);
             if (backing->is_asleep() && !is_woken) return 0;
             if (!backing->is_asleep() && !backing->stay_reason) {
                 backing->stay_reason = range.reason;
@@ -423,6 +424,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
                 backing->handle = memory->release();
                 break;
             }
+            if (shared.error().code == ErrorCode::unknown_tag) break;
             if (shared.error().code != ErrorCode::refused) return std::move(shared).error();
             const bool waits = request.joint || request.with_sharers;
             if (!waits && !request.tags.empty()) break; // it was not asked for

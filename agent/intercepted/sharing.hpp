@@ -44,12 +44,18 @@ private:
     std::list<PassingImport>::iterator here_;
 };
 
-/// Notes in the books that the ledger has an import at the address, or no more.
-void begin_import_at(CUdeviceptr address, const Handle& handle, driver::DeviceMask access);
+/// A record of memory that the ledger is to have at the address, where it is imported. May throw for want of
+/// memory.
+[[nodiscard]] std::list<Import> draft_import(CUdeviceptr address, const Handle& handle,
+                                             driver::DeviceMask access);
+/// Puts it into the books, and takes it out.
+void begin(std::list<Import> made) noexcept;
 void end_import_at(CUdeviceptr address) noexcept;
 /// Marks a descriptor by which the program exports memory. False if it cannot be marked: then nobody knows
 /// who gets it. May throw for want of memory.
 [[nodiscard]] bool note_export(Handles& all, Handle& handle, int descriptor) GPU_SLEEP_REQUIRES(all.mutex);
+/// Whether the program has a handle of another process's memory.
+[[nodiscard]] bool has_imported_handles();
 /// Whose memory a descriptor is, and by which values it is asked for. Errors: not_owned, io_failed, those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<PassingImport> recognise(int descriptor);

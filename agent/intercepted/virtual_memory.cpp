@@ -133,6 +133,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     }
     const auto tag = handle.import ? std::string(model::k_default_tag) : choose_tag(mapping.bytes);
     if (!tag) return;
+    auto import = draft_import(address, handle, mapping.access); // what takes memory comes first
     ledger::Backing backing; // from now on it can sleep, and its handle may change
     backing.address = address;
     backing.bytes = backing.allocated = mapping.bytes;
@@ -147,7 +148,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.stay_reason = backing.imported ? k_of_another_process : handle.is_exported ? k_exported : nullptr;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
-    if (handle.import) begin_import_at(address, handle, mapping.access);
+    begin(std::move(import));
     const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
     books().allocations.add({.address = address,
                              .bytes = mapping.bytes,
@@ -187,7 +188,8 @@ void forget_mapping(ProgramMemory& memory, LockedMemory& locked, Handles& all, C
 void unmap_from_own_place(ProgramMemory& memory, LockedMemory& locked, Handles& all, Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (!handle.place || any_sleeps(locked, all, handle.mappings)) return;
-    if (!driver::unmap(memory.api(), handle.place->span())) return; // whoever comes next tries again
+    const auto unmapped = guarded([&] { return driver::unmap(memory.api(), handle.place->span()); });
+    if (!unmapped) return; // whoever comes next tries again
     const auto place = *std::exchange(handle.place, std::nullopt);
     forget_mapping(memory, locked, all, place.span().address);
 }
@@ -342,6 +344,8 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
                 auto* mine = find_handle(all, handle);
                 if (!mine) return std::nullopt;
                 unmap_from_own_place(memory, locked, all, *mine);
+                mine = find_handle(all, handle); // which may have waited for that to be released
+                if (!mine) return CUDA_ERROR_INVALID_VALUE;
                 const auto real = real_handle(locked, all, *mine);
                 if (!real) return k_sleeps;
                 // Memory for the record is taken first: once the driver has mapped it, nothing may fail.

@@ -106,8 +106,13 @@ public:
                                            const sleep::Spoiled& spoiled) {
                 give_room_back(); // which others may wait for
                 // Each has what is its own by now, and may wait for what the others have.
-                const auto is_spoiled = [&](ledger::TagId tag) { return spoiled.contains(tag); };
-                if (request_.joint) intercepted::settle_shared(memory, locked, request_.party, is_spoiled);
+                const auto wakes = [&](ledger::TagId tag) {
+                    return !spoiled.contains(tag) &&
+                           (request_.tags.empty() ||
+                            std::ranges::find(request_.tags, locked.ledger().tag(tag).name) !=
+                                request_.tags.end());
+                };
+                if (request_.joint) intercepted::settle_shared(memory, locked, request_.party, wakes);
                 return intercepted::fetch_imports(memory.api(), imports, request_, deadline, [this] {
                     return progress({Progress::Phase::waiting, 0, 0});
                 });

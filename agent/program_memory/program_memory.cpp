@@ -323,6 +323,8 @@ Result<SharedRanges::Exported> SharedRanges::open(const driver::Api& api,
     if (found == ranges_.end() || found->second.allocation != request.allocation || !is_allocated())
         return make_error(ErrorCode::not_owned, "there is no such shared memory");
     auto& range = found->second;
+    if (range.handle == 0 && range.party != 0 && range.party == request.party)
+        return make_error(ErrorCode::unknown_tag, "it is not among what wakes");
     if (range.handle == 0 || (range.party != 0 && range.party != request.party))
         return make_error(ErrorCode::refused, "it sleeps");
     auto memory = driver::export_memory(api, range.handle);

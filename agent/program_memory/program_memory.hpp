@@ -87,7 +87,8 @@ public:
         return {*this, ranges_.extract(address)};
     }
     /// The memory that `request` asks for, for `asker`. `is_allocated`: whether it still is; asked while it
-    /// cannot be forgotten. Errors: not_owned; refused (it sleeps); those of driver::export_memory().
+    /// cannot be forgotten. Errors: not_owned; refused (it sleeps); unknown_tag (it stays asleep in the wake
+    /// that the asker takes part in); those of driver::export_memory().
     [[nodiscard]] Result<Exported> open(const driver::Api& api, const model::SharedMemoryRequest& request,
                                         const std::optional<ProcessIdentity>& asker,
                                         const std::function<bool()>& is_allocated);

@@ -23,6 +23,7 @@ struct Handle;
 struct PassingImport {
     ProcessIdentity from;
     model::SharedMemoryRequest asked;
+    off_t lock = 0; ///< by which its agent has marked the descriptor
 };
 
 /// A descriptor by which the program gave the memory of a handle to others.

@@ -61,8 +61,8 @@ public:
     /// back.
     void admit() noexcept;
     [[nodiscard]] bool keeps_files() const noexcept { return options_.keeps_files; }
-    /// After admit(): renames files that are to stay to *.kept. Not before all are whole: a sleep that fails,
-    /// or is killed, leaves only what the next one removes. Errors: out_of_disk, io_failed.
+    /// After admit(): renames files that are to stay to *.kept. Not before all are whole. Errors:
+    /// out_of_disk, io_failed.
     [[nodiscard]] Result<void> keep_files();
 
 private:

@@ -91,11 +91,12 @@ Result<void> SleepTransaction::find_room(contents::ProgressCounter& progress) co
     return looks_for_room_ ? budget.check(needed, ready) : Result<void>();
 }
 
-void SleepTransaction::unmap_all() {
+void SleepTransaction::unmap_all() noexcept {
     for (auto& device : devices_) {
         const model::StepClock::Timed timed(&device.session->steps(), model::Step::unmap);
         for (const auto& run : device.runs) {
-            if (!driver::unmap(api_, run.span())) continue; // release() tries again, then the wake
+            const auto unmapped = guarded([&] { return driver::unmap(api_, run.span()); });
+            if (!unmapped) continue; // release() tries again, then the wake
             for (auto* backing : run.backings) backing->mapped = false;
         }
     }
@@ -113,7 +114,7 @@ void SleepTransaction::admit() noexcept {
     for (const auto& drafted : drafted_) drafted.backing->kept = drafted.kept;
 }
 
-void SleepTransaction::commit() {
+void SleepTransaction::commit() noexcept {
     admit();
     is_committed_ = true;
     unmap_all();
@@ -155,7 +156,7 @@ bool SleepTransaction::release(Backing& backing) noexcept {
     return false;
 }
 
-void SleepTransaction::release(DeviceSleep& device) {
+void SleepTransaction::release(DeviceSleep& device) noexcept {
     const model::StepClock::Timed timed(&device.session->steps(), model::Step::release);
     for (const auto& run : device.runs) {
         for (auto* backing : run.backings) {
@@ -164,8 +165,10 @@ void SleepTransaction::release(DeviceSleep& device) {
             if (release(*backing) && was_on_gpu) device.report.released += backing->bytes;
         }
     }
-    const auto current = device.session->enter();
-    if (const auto memory = device.session->memory_info()) device.report.free_after = memory->free;
+    ignoring_errors([&] {
+        const auto current = device.session->enter();
+        if (const auto memory = device.session->memory_info()) device.report.free_after = memory->free;
+    });
 }
 
 void SleepTransaction::forget_kept() noexcept {

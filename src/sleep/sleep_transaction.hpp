@@ -40,7 +40,7 @@ public:
     /// Names the files that are to stay. Errors: io_failed, out_of_host_memory.
     [[nodiscard]] Result<void> keep_files();
     /// All sleeps. What the driver does not unmap or release then keeps its memory until the wake.
-    void commit();
+    void commit() noexcept;
     /// Adds what was done on each device, and a note of what could not be released.
     void describe(model::Report& report) const;
 
@@ -51,14 +51,14 @@ private:
     /// What is kept counts from now on.
     void admit() noexcept;
     void forget_kept() noexcept;
-    void unmap_all();
+    void unmap_all() noexcept;
     /// It sleeps, and its memory holds its contents.
     void stay_in_place(ledger::Backing& backing) noexcept;
     void drop(ledger::Backing& backing) noexcept;
     void give_up(ledger::Backing& backing) noexcept;
     /// False where the driver fails; that is counted.
     bool release(ledger::Backing& backing) noexcept;
-    void release(DeviceSleep& device);
+    void release(DeviceSleep& device) noexcept;
 
     const driver::Api& api_;
     contents::Contents& contents_;

@@ -116,9 +116,9 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
         GPU_SLEEP_TRY(telling_of_call(control.progress, [&] { return transaction.keep_files(); }));
     }
     report.times.transfer = seconds_since(start);
-    GPU_SLEEP_TRY(pass_point_of_no_return(control));
     report.devices.reserve(report.devices.size() + plan.devices.size() + plan.give_up.size() +
                            plan.move.size());
+    GPU_SLEEP_TRY(pass_point_of_no_return(control));
     const auto prepared = Clock::now();
     const log::Step step("release GPU memory");
     GPU_SLEEP_TRY(telling_of_call(
@@ -382,8 +382,11 @@ Result<void> pass_point_of_no_return(const contents::Control& control) {
     if (Clock::now() >= control.deadline)
         return make_error(ErrorCode::timed_out, "time ran out when all was ready, and everything was undone");
     const auto is_told = GPU_SLEEP_TRY(control.wait_for_others());
-    if (control.progress({model::Progress::Phase::release, 0, 0}) || is_told) return {};
-    return make_error(ErrorCode::cancelled, "the request was withdrawn");
+    auto asked = guarded([&]() -> Result<void> {
+        if (control.progress({model::Progress::Phase::release, 0, 0})) return {};
+        return make_error(ErrorCode::cancelled, "the request was withdrawn");
+    });
+    return is_told ? Result<void>() : asked; // others that were told have gone on
 }
 
 } // namespace gpu_sleep::sleep

@@ -29,7 +29,9 @@ constexpr std::uint64_t k_in_common = 64 << 10; // small allocations share range
 
 /// Two programs, of which each has opened memory of the other: "plain" by CUDA IPC, "shared" by a descriptor.
 struct Pair {
-    explicit Pair(const std::string& kind = "plain", std::uint64_t each = k_piece_bytes) : bytes(each) {
+    explicit Pair(const std::string& kind = "plain", std::uint64_t each = k_piece_bytes,
+                  Arguments variables = {})
+        : family(2, std::move(variables)), bytes(each) {
         back = make_piece(taker, kind, bytes);
         given = make_piece(giver, kind, bytes);
         const auto open = [&](Host& owner, Host& other, const Piece& piece) {
@@ -67,7 +69,7 @@ struct Pair {
         for (auto* const host : {&giver, &taker}) check_no_harm(*host);
     }
 
-    DeepFamily family{2};
+    DeepFamily family;
     Host& giver = family[0];
     Host& taker = family[1];
     std::uint64_t bytes;
@@ -211,8 +213,9 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         Host other(captured_launch(k_linked, family.plain().environment));
         check_imported(other, import(other, exported.get()));
     }
-    SECTION("who has imported it has not mapped it yet") {
+    SECTION("who has imported it has not mapped it yet, and may have nothing else") {
         giver.tell("close_descriptor " + number);
+        if (GENERATE(false, true)) taker.tell("free 0");
         const auto handle = import(taker, exported.get(), "later");
         exported.reset();
         sleep(true);
@@ -312,6 +315,19 @@ TEST_CASE("Sharing: who has opened it wakes with its owner, or says so", "[shari
     CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
     check_intact(pair.giver, pair.given);
     check_intact(pair.taker, pair.back);
+}
+
+TEST_CASE("Sharing: a wake by tags leaves asleep what is shared under others", "[sharing]") {
+    Pair pair(GENERATE("plain", "shared"), k_piece_bytes, {"GPU_SLEEP_RULES=min=12MiB,tag=large"});
+    const auto large = make_piece(pair.giver, "plain", 3 * k_piece_bytes);
+    static_cast<void>(make_piece(pair.taker, "plain", 3 * k_piece_bytes));
+    pair.taken = free_bytes(pair.giver);
+    pair.fall_asleep();
+    CHECK(succeeded(pair.command("gpu-wake", {"--tags", "large"})));
+    for (auto* const host : {&pair.giver, &pair.taker})
+        CHECK(host->report("tags/0/state tags/1/state") == "asleep awake");
+    pair.wake();
+    check_intact(pair.giver, large);
 }
 
 TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
