@@ -178,7 +178,6 @@ public:
     }
     Result<void> drain() { return holds_work() ? leave_in_place(quiesce_.drain()) : Result<void>(); }
     Result<void> await_others() {
-        if (may_agree()) intercepted::prepare_imports(memory);
         if (!holds_work()) return {};
         GPU_SLEEP_TRY(leave_in_place(quiesce_.await_others()));
         if (sleeps_ && intercepts() && !pauses()) intercepted::trim();
