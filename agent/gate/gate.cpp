@@ -273,14 +273,14 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     const MutexLock lock(mutex_);
     waiters_.remove(waiter);
     waiter = {entry_point, touch, &seat, here, return_of(here)};
-    bool has_looked = false;
+    std::optional<Phase> looked_in; // what a handle names may have been mapped since
     std::optional<bool> records;
     const auto judged = [&]() GPU_SLEEP_REQUIRES(mutex_) {
         // Looking may need other locks, so ours is let go; the phase may be another afterwards.
         if (inspector && !records && touch == Touch::submits && phase_ == Phase::asleep && !holds_all())
             unlocked(signals, [&] { records = inspector->records(); });
-        if (inspector && !has_looked && wants_names(touch)) {
-            has_looked = true;
+        if (inspector && looked_in != phase_ && wants_names(touch)) {
+            looked_in = phase_;
             Named found;
             unlocked(signals, [&] { ignoring_errors([&] { found = inspector->inspect(); }); });
             waiter.named = std::move(found); // others may look at it
