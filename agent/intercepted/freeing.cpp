@@ -26,6 +26,32 @@ void tidy_later() noexcept {
     if (const auto* const with = memory()) with->tidy_within(k_by_itself);
 }
 
+/// Closes memory of another process, awake or asleep.
+void unmap_import(ProgramMemory& memory, const Import& import) {
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    const auto span = import.place->span();
+    static_cast<void>(books().allocations.take(span.address, true));
+    memory.with_lock([&](LockedMemory& locked) {
+        auto backing = locked.remove_mapping(span.address);
+        if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
+        auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
+        if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
+        if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
+    });
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    const auto passing = std::ranges::find_if(imports.passing, [&](const PassingImport& each) {
+        return each.from == import.from && each.asked == import.asked;
+    });
+    if (passing != imports.passing.end()) imports.passing.erase(passing);
+}
+
+/// Frees what is no block of a pool here: plain memory, or what was imported by a pool.
+void give_plain(ProgramMemory& memory, const Allocation& freed) {
+    if (!freed.is_import) return give_range(memory, freed.address);
+    for (const auto& import : take_import(freed.address)) unmap_import(memory, import);
+}
+
 /// Frees plain memory that waited for a stream which is there now.
 void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
     Due due{books().later.take([](const Allocation& each) { return waits_for(each) == WaitsFor::stream; })};
@@ -37,7 +63,7 @@ void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES
             continue;
         }
         books().contexts.give_event(freed.freed_in, std::exchange(freed.done, nullptr));
-        give_range(memory, freed.address); // may throw: those before it are not to be freed again
+        give_plain(memory, freed); // may throw: those before it are not to be freed again
         next = due.allocations.erase(next);
     }
 }
@@ -58,36 +84,16 @@ void trim_excess() noexcept {
 /// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
 /// what a synchronise left free.
 void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
-    if (!allocation.pool) return give_range(memory, allocation.address);
+    if (!allocation.pool || allocation.is_import) return give_plain(memory, allocation);
     const driver::RelaxedCaptureMode relaxed(memory.api());
     auto& all = books().pools;
     const MutexLock lock(all.mutex);
     const auto block = all.blocks.find(allocation.address);
     if (block == all.blocks.end()) return;
     const auto pool = block->second.range->pool;
-    make_spare(all, block, {});
+    make_spare(all, memory, block, {});
     give_back_idle(all, memory,
                    [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
-}
-
-/// Closes memory of another process, awake or asleep.
-void unmap_import(ProgramMemory& memory, const Import& import) {
-    const driver::RelaxedCaptureMode relaxed(memory.api());
-    const auto span = import.place->span();
-    static_cast<void>(books().allocations.take(span.address, true));
-    memory.with_lock([&](LockedMemory& locked) {
-        auto backing = locked.remove_mapping(span.address);
-        if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
-        auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
-        if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
-        if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
-    });
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto passing = std::ranges::find_if(imports.passing, [&](const PassingImport& each) {
-        return each.from == import.from && each.asked == import.asked;
-    });
-    if (passing != imports.passing.end()) imports.passing.erase(passing);
 }
 
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that

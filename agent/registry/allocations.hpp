@@ -41,7 +41,8 @@ struct Allocation {
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0; ///< never used twice
     std::uint64_t access = 0;  ///< of virtual memory: the devices that may read and write it, one bit each
-    unsigned long long handle_types = 0; ///< as which virtual memory may be shared
+    unsigned long long handle_types = 0; ///< as which it may be shared, but for plain memory
+    bool is_import = false;              ///< imported by a pool: memory of another process
     /// Of plain memory that was freed in a stream's order: when the stream gets there, and in which context.
     CUevent done = nullptr;
     CUcontext freed_in = nullptr;
