@@ -101,12 +101,19 @@ void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
 /// use it too. False as PendingWork::note().
 bool note_work(const driver::Api& api, const Due& due, PendingWork& work) {
     bool is_noted = true;
-    for (const auto& import : due.imports)
-        for (auto devices = import.access; devices != 0; devices &= devices - 1)
+    const auto note_on = [&](driver::DeviceMask devices) {
+        for (; devices != 0; devices &= devices - 1)
             is_noted &= note_work_on(api, std::countr_zero(devices), work);
-    for (const auto& [address, allocation] : due.allocations)
-        is_noted &=
-            allocation.pool ? note_work_on(api, allocation.device, work) : work.note(allocation.context);
+    };
+    for (const auto& import : due.imports) note_on(import.access);
+    for (const auto& [address, allocation] : due.allocations) {
+        if (allocation.is_import)
+            note_on(allocation.access);
+        else if (allocation.pool)
+            note_on(driver::DeviceMask{1} << allocation.device);
+        else
+            is_noted &= work.note(allocation.context);
+    }
     return is_noted;
 }
 

@@ -111,7 +111,7 @@ Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& sh
 
 /// Where memory is opened.
 struct Target {
-    int device = 0;
+    int device = 0; ///< that copies it
     driver::DeviceMask access = 0;
     std::shared_ptr<Pool> pool; ///< null: none
     CUcontext context = nullptr;
@@ -129,6 +129,7 @@ Allocation allocation_of(const Import& import, const Ticket& ticket, const Targe
     if (!target.pool) return made;
     made.address = import.given;
     made.bytes = ticket.bytes;
+    made.device = target.pool->device;
     made.context = target.context;
     made.pool = target.pool->handle;
     made.is_import = true;
@@ -393,9 +394,10 @@ Answer import_pointer(CUdeviceptr* address, CUmemoryPool handle,
             if (!is_imported || !is_ours || ticket.bytes == 0 || ticket.pool != target.pool->number ||
                 ticket.process() != target.pool->owner)
                 return CUDA_ERROR_INVALID_VALUE;
-            target.device = target.pool->device;
             target.access = target.pool->access;
         }
+        const int current = driver::current_device(memory.api()).value_or(target.pool->device);
+        target.device = (target.access >> current & 1) != 0 ? current : target.pool->device;
         if (memory.api().cuCtxGetCurrent(&target.context) == CUDA_SUCCESS)
             target.context = books().contexts.owner_of_memory_in(target.context);
         return open_memory(memory, *address, ticket, target);
@@ -410,6 +412,8 @@ void let_reach_imports(ProgramMemory& memory, const Pool& pool) {
             if (import.pool.get() != &pool) continue;
             const auto reached = extend_reach(memory.api(), locked, import, pool.access);
             if (!reached) log::warning("memory of a pool cannot be reached: {}", reached.error().message);
+            books().allocations.change(import.given,
+                                       [&](Allocation& known) { known.access = import.access; });
         }
     });
 }

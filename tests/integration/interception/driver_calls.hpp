@@ -23,7 +23,7 @@ namespace gpu_sleep::test {
     X(cuMemAllocManaged) X(cuMemFree) X(cuMemAllocAsync) X(cuMemAllocFromPoolAsync) X(cuMemFreeAsync) \
     X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolExportToShareableHandle) \
     X(cuMemPoolImportFromShareableHandle) X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) \
-    X(cuMemPoolGetAttribute) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) \
+    X(cuMemPoolGetAttribute) X(cuMemPoolSetAccess) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) \
     X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle) \
     X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) \
     X(cuDestroyExternalMemory) X(cuImportExternalSemaphore) X(cuDestroyExternalSemaphore) \

@@ -92,7 +92,8 @@ Piece import_pointer(Host& giver, Host& taker, const Piece& piece, std::uint64_t
     Piece made;
     std::istringstream(taker.tell(fmt::format("import_pointer {} {}", pointer, bytes))) >> made.number >>
         made.address;
-    made.hash = taker.tell("hash " + made.number);
+    if (const auto answer = taker.ask("hash " + made.number); answer.starts_with("ok "))
+        made.hash = answer.substr(3);
     return made;
 }
 

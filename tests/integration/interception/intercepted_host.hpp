@@ -71,7 +71,7 @@ void send_descriptor(int descriptor, const std::string& path);
 
 /// Gives `taker` the pool of `giver` that can be shared, by a descriptor, which both close.
 void hand_pool_over(Host& giver, Host& taker);
-/// `piece` of that pool, imported by it.
+/// `piece` of that pool, imported by it; without a hash if the program cannot reach it.
 [[nodiscard]] Piece import_pointer(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes);
 
 /// Its contents are what they were.

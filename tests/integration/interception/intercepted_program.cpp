@@ -236,6 +236,12 @@ Answer do_import_pool(Words& words) {
     return std::string();
 }
 
+/// open_imported_pool GPU
+Answer do_open_imported_pool(Words& words) {
+    GPU_SLEEP_TRY(open_imported_pool(next<int>(words)));
+    return std::string();
+}
+
 /// import_pointer HANDLE BYTES: as alloc
 Answer do_import_pointer(Words& words) {
     const auto handle = next<std::string>(words);
@@ -570,6 +576,7 @@ const Commands& commands() {
         {"export", about(memory, do_export)},
         {"export_pool", do_export_pool},
         {"import_pool", do_import_pool},
+        {"open_imported_pool", do_open_imported_pool},
         {"import_pointer", do_import_pointer},
         {"describe_imported",
          about(memory,

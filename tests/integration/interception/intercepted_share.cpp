@@ -158,6 +158,14 @@ Result<void> import_pool(const std::string& path) {
     return {};
 }
 
+Result<void> open_imported_pool(int gpu) {
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, gpu};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    GPU_SLEEP_TEST_CALL(cuMemPoolSetAccess, imported_pool(), &access, 1);
+    return {};
+}
+
 Result<void> destroy_imported_pool() {
     GPU_SLEEP_TEST_CALL(cuMemPoolDestroy, imported_pool());
     return {};

@@ -21,6 +21,8 @@ namespace gpu_sleep::test {
 [[nodiscard]] Result<void> export_pool(const std::string& path);
 /// Waits for it at `path`: pointers are imported by this one from then on. Errors: driver_failed, io_failed.
 [[nodiscard]] Result<void> import_pool(const std::string& path);
+/// Opens it to another GPU. Errors: driver_failed.
+[[nodiscard]] Result<void> open_imported_pool(int gpu);
 /// Destroys it. Errors: driver_failed.
 [[nodiscard]] Result<void> destroy_imported_pool();
 /// By which others import memory of the pool, in hexadecimal. Errors: driver_failed.

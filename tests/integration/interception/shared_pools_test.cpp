@@ -178,6 +178,34 @@ TEST_CASE("Sharing: an imported pool is as the driver's", "[sharing]") {
     CHECK(next.address == given.address); // the rest of the range is as good as ever
 }
 
+TEST_CASE("Sharing: an imported pool lets another GPU reach what was imported before, and after",
+          "[sharing]") {
+    DeepFamily family(2, {}, {"TEST_GPU=1"}); // the first one's
+    auto& giver = family[1];
+    auto& taker = family[0];
+    hand_pool_over(giver, taker);
+    std::vector<Piece> pieces, imported;
+    const auto share_one = [&] {
+        pieces.push_back(make_piece(giver, "shareable", k_in_common));
+        imported.push_back(import_pointer(giver, taker, pieces.back(), k_in_common));
+    };
+    share_one();
+    CHECK(imported[0].hash.empty());
+    taker.tell("open_imported_pool 1");
+    share_one();
+    for (int round = 0; round < 2; ++round) {
+        for (std::size_t i = 0; i < pieces.size(); ++i) {
+            CHECK(taker.tell("hash " + imported[i].number) == pieces[i].hash);
+            pieces[i].hash = taker.tell("launch " + imported[i].number + " 3");
+            check_intact(giver, pieces[i]);
+        }
+        CHECK(family.states_in(ended(run(family.deep()))).deep == 2);
+        CHECK(succeeded(family.wake()));
+    }
+    CHECK(taker.tell("query " + imported[1].number + " 0").starts_with("type 2 device 0"));
+    for (const auto& piece : imported) taker.tell("close " + piece.number);
+}
+
 TEST_CASE("Sharing: nobody imports by what is no pool, or no pointer of that pool", "[sharing]") {
     PoolFamily all(3);
     const auto given = make_piece(all.parent, "shareable", k_in_common);
