@@ -131,7 +131,10 @@ TEST_CASE("Sharing: a pool's memory may be freed at any time, by whomever", "[sh
         all.parent.tell("free " + given.number);
         CHECK(all.child.tell("hash " + imported.number) == given.hash);
         CHECK_FALSE(all.command("gpu-sleep", {"--deep"}));
-        REQUIRE(all.command("gpu-sleep"));
+        const auto slept = run(all.family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--json"}));
+        REQUIRE(succeeded(slept));
+        CHECK_THAT(slept.out,
+                   mentions(fmt::format("shared with process {}, which keeps them there", all.parent.pid())));
         CHECK(all.child.report("residual/0/kind") == "ipc");
         CHECK(all.parent.report("residual/0/kind") == "none");
         all.wake();
@@ -147,6 +150,17 @@ TEST_CASE("Sharing: a pool's memory may be freed at any time, by whomever", "[sh
         CHECK(all.child.tell("hash " + imported.number) == given.hash);
         all.child.tell(by + imported.number);
         all.fall_asleep();
+        all.wake();
+    }
+    SECTION("by who has imported it, during a capture") {
+        const auto from = make_piece(all.child, "plain", k_in_common);
+        const auto to = make_piece(all.child, "plain", k_in_common);
+        all.child.tell(fmt::format("capture {} {}", from.number, to.number));
+        all.child.tell("close " + imported.number);
+        all.child.tell("end_capture");
+        CHECK(all.child.tell("replay " + to.number) != to.hash);
+        all.parent.tell("free " + given.number);
+        all.fall_asleep(true);
         all.wake();
     }
     check_intact(all.parent, keep);
