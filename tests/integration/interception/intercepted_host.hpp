@@ -70,6 +70,8 @@ inline constexpr std::uint64_t k_piece_bytes = std::uint64_t{5} << 20;
 void send_descriptor(int descriptor, const std::string& path);
 
 /// Gives `taker` the pool of `giver` that can be shared, by a descriptor, which both close.
+/// False if it is refused there.
+[[nodiscard]] bool try_to_hand_pool_over(Host& giver, Host& taker);
 void hand_pool_over(Host& giver, Host& taker);
 /// `piece` of that pool, imported by it; without a hash if the program cannot reach it.
 [[nodiscard]] Piece import_pointer(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes);

@@ -254,6 +254,26 @@ TEST_CASE("Sharing: nobody imports by what is no pool, or no pointer of that poo
     CHECK(refuses(all.family[2], pointer));
 }
 
+TEST_CASE("Sharing: what the driver refuses of a shared pool fails, and can be tried again", "[sharing]") {
+    const std::string call =
+        GENERATE("cuMemPoolCreate", "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess");
+    INFO(call);
+    Captured giver(k_linked), taker(k_linked, {fmt::format("GPU_SLEEP_SIM_FAIL={}:1:2", call)});
+    const auto given = make_piece(giver, "shareable", k_in_common);
+    taker.tell("start");
+    const auto before = free_bytes(taker);
+    if (call == "cuMemPoolCreate") CHECK_FALSE(try_to_hand_pool_over(giver, taker));
+    hand_pool_over(giver, taker);
+    const auto pointer =
+        fmt::format("import_pointer {} {}", giver.tell("share " + given.number), k_in_common);
+    if (call != "cuMemPoolCreate") CHECK(taker.ask(pointer).starts_with("error "));
+    CHECK(taker.ask(pointer).starts_with("ok 0 "));
+    CHECK(taker.tell("hash 0") == given.hash);
+    taker.tell("free 0");
+    CHECK(free_bytes(taker) == before);
+    check_intact(giver, given);
+}
+
 TEST_CASE("Sharing: a pool is the driver's as a whole, or not at all", "[sharing]") {
     Captured giver(k_linked, {"GPU_SLEEP_MIN_SIZE=1048576"}), taker(k_linked);
     const bool is_drivers = GENERATE(false, true);
