@@ -53,7 +53,6 @@ constexpr Table<Object> made_by{{
     {Object::texture, {cuTexObjectCreate}},
     {Object::surface, {cuSurfObjectCreate}},
     {Object::shared_event, {cuIpcOpenEventHandle}},
-    {Object::shared_pool, {cuMemPoolImportFromShareableHandle}},
     {Object::external_memory, {cuImportExternalMemory}},
     {Object::external_semaphore, {cuImportExternalSemaphore}},
 }};
@@ -121,8 +120,7 @@ constexpr bool is_noted(Entry entry) noexcept {
     return made_by(entry) != Object::none || ended_by(entry) != Object::none ||
            forgotten_by(entry) != Object::none || asks_about(entry) != Asks::nothing ||
            enters(entry) != Enters::nothing || asks_for_context(entry) ||
-           entry == Entry::cuThreadExchangeStreamCaptureMode || entry == Entry::cuMemGetInfo_v2 ||
-           entry == Entry::cuMemPoolExportToShareableHandle;
+           entry == Entry::cuThreadExchangeStreamCaptureMode || entry == Entry::cuMemGetInfo_v2;
 }
 
 template <class First, class... Rest>
@@ -160,10 +158,6 @@ void note_done(CUresult status, Arguments... arguments) noexcept {
     if constexpr (entry == Entry::cuEventCreate) {
         [](const CUevent* event, unsigned flags) {
             intercepted::object_made(event_of(flags), bits_of(*event));
-        }(arguments...);
-    } else if constexpr (entry == Entry::cuMemPoolExportToShareableHandle) {
-        [](void*, CUmemoryPool pool, auto...) {
-            intercepted::object_made(Object::shared_pool, bits_of(pool));
         }(arguments...);
     } else if constexpr (made_by(entry) != Object::none) {
         intercepted::object_made(made_by(entry), bits_of(*first_of(arguments...)));

@@ -139,7 +139,37 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
                  [=] { intercepted::pool_access(pool, grants, count); });
 }
 
+// Pools that the driver shares, it cannot bring back from a checkpoint.
+CUresult cuMemPoolExportToShareableHandle(void* shareable, CUmemoryPool pool, CUmemAllocationHandleType type,
+                                          unsigned long long flags) {
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0 && intercepts())
+        if (const auto answer = intercepted::export_pool(static_cast<int*>(shareable), pool)) return *answer;
+    return noted(real<Entry::cuMemPoolExportToShareableHandle>()(shareable, pool, type, flags),
+                 [=] { intercepted::object_made(Object::shared_pool, bits_of(pool)); });
+}
+
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* shareable,
+                                            CUmemAllocationHandleType type, unsigned long long flags) {
+    const auto descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0 && intercepts())
+        if (const auto answer = intercepted::import_pool(pool, descriptor)) return *answer;
+    return noted(real<Entry::cuMemPoolImportFromShareableHandle>()(pool, shareable, type, flags),
+                 [=] { intercepted::object_made(Object::shared_pool, bits_of(*pool)); });
+}
+
+CUresult cuMemPoolImportPointer(CUdeviceptr* address, CUmemoryPool pool, CUmemPoolPtrExportData* data) {
+    if (intercepts())
+        if (const auto answer = intercepted::import_pointer(address, pool, data)) return *answer;
+    return real<Entry::cuMemPoolImportPointer>()(address, pool, data);
+}
+
 // Shared memory has to be awake, and stays so.
+CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data, CUdeviceptr address) {
+    if (intercepts())
+        if (const auto answer = intercepted::export_pointer(data, address)) return *answer;
+    return real<Entry::cuMemPoolExportPointer>()(data, address);
+}
+
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (intercepts())
         if (const auto answer = intercepted::ipc_handle(handle, address)) return *answer;

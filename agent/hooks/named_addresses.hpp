@@ -206,7 +206,7 @@ struct Rows
       CallsName<NamesMapped, cuMemMap>,
       CallsName<NamesHandle<1>, cuMemExportToShareableHandle>,
       CallsName<NamesHandle<2>, cuMulticastBindMem>,
-      CallsName<NamesByte<1>, cuIpcGetMemHandle>,
+      CallsName<NamesByte<1>, cuIpcGetMemHandle, cuMemPoolExportPointer>,
       CallsName<NamesByte<2>, cuPointerSetAttribute>,
       CallsName<NamesOne<1, 2>, cuMemGetHandleForAddressRange>,
       CallsName<NamesTwo, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuMemcpyDtoD_v2, cuMemcpy, cuMemcpyHtoDAsync_v2,

@@ -26,50 +26,6 @@ void tidy_later() noexcept {
     if (const auto* const with = memory()) with->tidy_within(k_by_itself);
 }
 
-/// Frees plain memory that waited for a stream which is there now.
-void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-    Due due{books().later.take([](const Allocation& each) { return waits_for(each) == WaitsFor::stream; })};
-    if (!due.allocations.empty()) all.has_excess = true; // also for what an exception leaves
-    for (auto next = due.allocations.begin(); next != due.allocations.end();) {
-        auto& freed = next->second;
-        if (memory.api().cuEventQuery(freed.done) != CUDA_SUCCESS) {
-            ++next;
-            continue;
-        }
-        books().contexts.give_event(freed.freed_in, std::exchange(freed.done, nullptr));
-        give_range(memory, freed.address); // may throw: those before it are not to be freed again
-        next = due.allocations.erase(next);
-    }
-}
-
-/// Gives back what exceeds the thresholds.
-void trim_excess() noexcept {
-    with_pools([](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
-        all.is_due = false;
-        give_back_idle(all, memory, [&](const Range& range) { return is_excess(memory, range); });
-        // Only now: who synchronises meanwhile has to find that there is something to give back.
-        all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
-            return entry.second.live == 0 && is_excess(memory, entry.second); // not done
-        });
-        finish_frees_in_order(all, memory);
-    });
-}
-
-/// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
-/// what a synchronise left free.
-void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
-    if (!allocation.pool) return give_range(memory, allocation.address);
-    const driver::RelaxedCaptureMode relaxed(memory.api());
-    auto& all = books().pools;
-    const MutexLock lock(all.mutex);
-    const auto block = all.blocks.find(allocation.address);
-    if (block == all.blocks.end()) return;
-    const auto pool = block->second.range->pool;
-    make_spare(all, block, {});
-    give_back_idle(all, memory,
-                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
-}
-
 /// Closes memory of another process, awake or asleep.
 void unmap_import(ProgramMemory& memory, const Import& import) {
     const driver::RelaxedCaptureMode relaxed(memory.api());
@@ -90,17 +46,74 @@ void unmap_import(ProgramMemory& memory, const Import& import) {
     if (passing != imports.passing.end()) imports.passing.erase(passing);
 }
 
+/// Frees what is no block of a pool here: plain memory, or what was imported by a pool.
+void give_plain(ProgramMemory& memory, const Allocation& freed) {
+    if (!freed.is_import) return give_range(memory, freed.address);
+    for (const auto& import : take_import(freed.address)) unmap_import(memory, import);
+}
+
+/// Frees plain memory that waited for a stream which is there now.
+void finish_frees_in_order(Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+    Due due{books().later.take([](const Allocation& each) { return waits_for(each) == WaitsFor::stream; })};
+    if (!due.allocations.empty()) all.has_excess = true; // also for what an exception leaves
+    for (auto next = due.allocations.begin(); next != due.allocations.end();) {
+        auto& freed = next->second;
+        if (memory.api().cuEventQuery(freed.done) != CUDA_SUCCESS) {
+            ++next;
+            continue;
+        }
+        books().contexts.give_event(freed.freed_in, std::exchange(freed.done, nullptr));
+        give_plain(memory, freed); // may throw: those before it are not to be freed again
+        next = due.allocations.erase(next);
+    }
+}
+
+/// Gives back what exceeds the thresholds.
+void trim_excess() noexcept {
+    with_pools([](Pools& all, ProgramMemory& memory) GPU_SLEEP_REQUIRES(all.mutex) {
+        all.is_due = false;
+        give_back_idle(all, memory, [&](const Range& range) { return is_excess(memory, range); });
+        // Only now: who synchronises meanwhile has to find that there is something to give back.
+        all.has_excess = std::any_of(all.ranges.begin(), all.ranges.end(), [&](const auto& entry) {
+            return entry.second.live == 0 && is_excess(memory, entry.second); // not done
+        });
+        finish_frees_in_order(all, memory);
+    });
+}
+
+/// Frees an allocation, asleep or awake, as give_range() does. It may be a pool's, which keeps it as it keeps
+/// what a synchronise left free.
+void give_allocation(ProgramMemory& memory, const Allocation& allocation) {
+    if (!allocation.pool || allocation.is_import) return give_plain(memory, allocation);
+    const driver::RelaxedCaptureMode relaxed(memory.api());
+    auto& all = books().pools;
+    const MutexLock lock(all.mutex);
+    const auto block = all.blocks.find(allocation.address);
+    if (block == all.blocks.end()) return;
+    const auto pool = block->second.range->pool;
+    make_spare(all, memory, block, {});
+    give_back_idle(all, memory,
+                   [&](const Range& range) { return range.pool == pool && is_excess(memory, range); });
+}
+
 /// Notes the work for which the driver's free waits: that of the allocation's own device, not of others that
 /// reach it. Memory of a pool outlives the context that it was made in, and other contexts of its device may
 /// use it too. False as PendingWork::note().
 bool note_work(const driver::Api& api, const Due& due, PendingWork& work) {
     bool is_noted = true;
-    for (const auto& import : due.imports)
-        for (auto devices = import.access; devices != 0; devices &= devices - 1)
+    const auto note_on = [&](driver::DeviceMask devices) {
+        for (; devices != 0; devices &= devices - 1)
             is_noted &= note_work_on(api, std::countr_zero(devices), work);
-    for (const auto& [address, allocation] : due.allocations)
-        is_noted &=
-            allocation.pool ? note_work_on(api, allocation.device, work) : work.note(allocation.context);
+    };
+    for (const auto& import : due.imports) note_on(import.access);
+    for (const auto& [address, allocation] : due.allocations) {
+        if (allocation.is_import)
+            note_on(allocation.access);
+        else if (allocation.pool)
+            note_on(driver::DeviceMask{1} << allocation.device);
+        else
+            is_noted &= work.note(allocation.context);
+    }
     return is_noted;
 }
 

@@ -46,6 +46,12 @@ auto try_for_memory(ProgramMemory& memory, Try&& try_once) {
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
 
+/// Closes once what was opened at the address, by a pool or by CUDA IPC. Returns how often it is open still;
+/// nothing if there is none.
+[[nodiscard]] std::optional<unsigned> close_once(CUdeviceptr address, bool is_of_pool) noexcept;
+/// Takes out what is open at the address. It may be used until it is unmapped.
+[[nodiscard]] std::list<Import> take_import(CUdeviceptr address) noexcept;
+
 /// What is out of the books to be freed or closed. What is not by the end of this, for want of memory
 /// perhaps, is freed later.
 struct Due : Later::Items {
@@ -66,7 +72,12 @@ Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.
     Due due{{books().allocations.take(address, false), {}}};
     if (due.allocations.empty()) return std::nullopt;
-    if (auto* const with = memory()) return free(*with, due, due.allocations.begin()->second);
+    const auto& known = due.allocations.begin()->second;
+    if (known.is_import && close_once(address, true).value_or(0) != 0) {
+        books().allocations.put_back(due.allocations);
+        return CUDA_SUCCESS;
+    }
+    if (auto* const with = memory()) return free(*with, due, known);
     due.allocations.clear(); // the process is ending: the driver takes everything back
     return CUDA_SUCCESS;
 }

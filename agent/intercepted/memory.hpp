@@ -61,6 +61,21 @@ void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t c
 /// sleep. Errors: those of model::SharedMemoryRequest, driver_failed.
 [[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pid_t asker);
 
+// Pools that the program shares, and memory of pools that it imports. What the driver made is left to it.
+// Source: CUDA Driver API, Stream Ordered Memory Allocator.
+
+/// Makes a descriptor that stands for a pool of ours.
+[[nodiscard]] Answer export_pool(int* descriptor, CUmemoryPool pool) noexcept;
+/// Makes a pool for who has such a descriptor: an empty one, by which what is of the other's is imported.
+[[nodiscard]] Answer import_pool(CUmemoryPool* pool, int descriptor) noexcept;
+/// Makes what others import a block of such a pool by, which stays on the GPU from now on.
+[[nodiscard]] Answer export_pointer(CUmemPoolPtrExportData* data, CUdeviceptr address) noexcept;
+/// As open_ipc(). The program frees it as memory of the pool.
+[[nodiscard]] Answer import_pointer(CUdeviceptr* address, CUmemoryPool pool,
+                                    const CUmemPoolPtrExportData* data) noexcept;
+/// Lets all devices that may reach an imported pool reach what was imported by it.
+void let_reach_imports(ProgramMemory& memory, const Pool& pool);
+
 // A sleep of memory that processes share: of its owner and of all that opened it, in one party. All are
 // drained when they ask each other, and none has released anything.
 

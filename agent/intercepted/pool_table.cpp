@@ -209,9 +209,10 @@ Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory, const std::share
     return take_front(all, at, request.bytes);
 }
 
-void make_spare(Pools& all, Blocks::iterator at, const LastUse& last_use) noexcept {
+void make_spare(Pools& all, ProgramMemory& memory, Blocks::iterator at, const LastUse& last_use) noexcept {
     auto& block = at->second;
     auto& pool = *block.range->pool;
+    if (pool.number != 0) memory.unshare(at->first);
     block.is_live = false;
     block.last_use = last_use;
     block.size.value() = {block.bytes, at->first};

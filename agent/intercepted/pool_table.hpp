@@ -53,8 +53,8 @@ struct BlockRequest {
 [[nodiscard]] Result<CUdeviceptr> take_new(Pools& all, ProgramMemory& memory,
                                            const std::shared_ptr<Pool>& pool, const BlockRequest& request)
     GPU_SLEEP_REQUIRES(all.mutex);
-/// Makes a live block a spare, joined with its neighbours. Takes no memory.
-void make_spare(Pools& all, Blocks::iterator block, const LastUse& last_use) noexcept
+/// Makes a live block a spare, joined with its neighbours, which nobody shares any more. Takes no memory.
+void make_spare(Pools& all, ProgramMemory& memory, Blocks::iterator block, const LastUse& last_use) noexcept
     GPU_SLEEP_REQUIRES(all.mutex);
 /// An event that says when the stream has come so far; nothing when none can be had.
 [[nodiscard]] std::optional<LastUse> last_use_in(Pools& all, ProgramMemory& memory, const StreamKey& key)

@@ -54,6 +54,14 @@ void with_pool(CUmemoryPool handle, const Use& use) noexcept {
     });
 }
 
+/// Whether the driver may have what is allocated now. Of a pool that can be shared it has all or nothing: who
+/// imports that has one pool, too.
+bool may_leave_to_driver(Pool& pool) noexcept {
+    if (pool.number == 0) return true;
+    pool.is_intercepted = pool.is_exported || pool.reserved != 0;
+    return !pool.is_intercepted;
+}
+
 /// `was_short`: memory was, and pools gave back what they could.
 Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t bytes, CUmemoryPool handle,
                      const StreamKey& key, bool was_short, ResidualRecord& residual) {
@@ -62,10 +70,12 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     auto& all = books().pools;
     const MutexLock lock(all.mutex);
     const auto pool = find_pool(all, memory, handle);
+    if (pool && pool->owner) return CUDA_ERROR_INVALID_VALUE;
     if (!pool || !pool->is_intercepted) return std::nullopt;
     // A spare too is taken only where the allocation would have been intercepted, and as what it would have
     // been.
-    const auto name = choose_tag(bytes);
+    auto name = choose_tag(bytes);
+    if (!name && !may_leave_to_driver(*pool)) name = model::k_default_tag;
     if (!name) {
         residual = {.kind = "pool",
                     .reason = TagChoice::why_not(bytes),
@@ -77,6 +87,7 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
     // First: a block that is taken and cannot be given out would have lost its last use.
     auto record = make_entry<Allocations::Taken>(
         0, Allocation{.bytes = bytes, .device = pool->device, .context = key.context, .pool = handle});
+    if (pool->number != 0) record.mapped().handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     const BlockRequest request{round_up(bytes, k_block_step), memory.tag_id(*name), key};
     const auto would_be_too_much = [&] { // much more than it ever used
         constexpr Bytes k_leeway = 32 * k_mib;
@@ -91,7 +102,8 @@ Answer allocate_from(ProgramMemory& memory, CUdeviceptr* address, std::size_t by
                            [&](const Range& range) { return range.pool == pool && would_be_too_much(); });
         const auto taken = take_new(all, memory, pool, request);
         if (was_short && is_short(taken)) memory.note_shortage(pool->device, bytes);
-        if (!taken && is_shortage(taken.error())) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (!taken && (is_shortage(taken.error()) || !may_leave_to_driver(*pool)))
+            return CUDA_ERROR_OUT_OF_MEMORY;
         pool->is_mixed |= !taken; // from here on
         if (!taken) return std::nullopt;
         let_reach(memory, pool->access, pool->device, *taken);
@@ -117,7 +129,7 @@ void free_in_order(ProgramMemory& memory, Due& due, const StreamKey& key) {
     const auto last_use = last_use_in(all, memory, key);
     if (!last_use) return;
     if (is_block) {
-        make_spare(all, block, *last_use);
+        make_spare(all, memory, block, *last_use);
         due.allocations.clear();
     } else {
         allocation.done = last_use->done;
@@ -190,12 +202,15 @@ void pool_created(CUmemoryPool handle, const CUmemPoolProps& properties) noexcep
         pool->handle = handle;
         pool->device = properties.location.id;
         pool->is_mixed = !memory(); // until the agent runs the driver has what is allocated
-        pool->is_intercepted = properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-                               properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                               properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE && properties.maxSize == 0 &&
-                               !has_usage(properties);
+        const bool can_be_shared = properties.handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        pool->is_intercepted =
+            properties.allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
+            properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+            (properties.handleTypes == CU_MEM_HANDLE_TYPE_NONE || (can_be_shared && !pool->is_mixed)) &&
+            properties.maxSize == 0 && !has_usage(properties);
         auto& all = books().pools;
         const MutexLock lock(all.mutex);
+        if (can_be_shared) pool->number = ++all.last_number;
         all.pools.insert_or_assign(handle, pool);
     });
 }
@@ -247,6 +262,7 @@ void pool_access(CUmemoryPool handle, const CUmemAccessDesc* grants, std::size_t
             if (is_device(location)) note_access(pool.access, location.id, flags);
         for (const auto& [address, range] : all.ranges)
             if (range.pool.get() == &pool) let_reach(memory, pool.access, pool.device, address);
+        if (pool.owner) let_reach_imports(memory, pool);
     });
 }
 
@@ -268,7 +284,15 @@ void pool_set(CUmemoryPool handle, CUmemPool_attribute attribute, const void* va
 
 void add_pool_figures(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) noexcept {
     if (!value) return;
-    with_pool(handle, [&](Pools&, ProgramMemory&, const Pool& pool) {
+    with_pool(handle, [&](Pools&, ProgramMemory& memory, Pool& pool) {
+        if (pool.owner) {
+            pool.used = 0;
+            for (const auto& each : books().allocations.all(
+                     [=](const Allocation& a) { return a.is_import && a.pool == handle; }))
+                pool.used += each.bytes;
+            pool.reserved = pool.used;
+            note_peaks(memory, pool);
+        }
         auto& figure = *static_cast<cuuint64_t*>(value);
         switch (attribute) {
         case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: figure += pool.reserved; break;

@@ -148,7 +148,7 @@ driver::DeviceMask ProgramMemory::devices_at(driver::DeviceAddress address) {
 bool ProgramMemory::reuse(driver::DeviceAddress address, Bytes bytes) {
     const MutexLock lock(mutex_);
     auto* const backing = locked_.ledger().find(address);
-    if (!backing || backing->stay_reason || backing->is_asleep()) return false;
+    if (!backing || (backing->stay_reason && !backing->stays_in_common) || backing->is_asleep()) return false;
     if (backing->host_backed && locked_.ledger().tag(backing->tag).live_bytes == 0) return false;
     if (!backing->preserved.empty())
         ledger::Ledger::forget_preserved(*backing, {address - backing->address, bytes});
@@ -305,6 +305,16 @@ Result<void> ProgramMemory::share(driver::DeviceAddress address, std::uint64_t i
                           .reason = reason});
     locked_.make_stay(address, reason, true);
     return {};
+}
+
+void ProgramMemory::unshare(driver::DeviceAddress address) noexcept {
+    if (!shared_.has_any_in(address, address + 1)) return;
+    const MutexLock lock(mutex_);
+    shared_.withdraw(address).end();
+    auto* const backing = locked_.ledger().find(address);
+    if (!backing || !backing->stays_in_common || shared_.has_any_in(backing->address, backing->end())) return;
+    backing->stay_reason = nullptr;
+    backing->stays_in_common = false;
 }
 
 SharedRanges::Withdrawn::~Withdrawn() {

@@ -96,6 +96,12 @@ public:
         const MutexLock lock(mutex_);
         return ranges_;
     }
+    /// Whether an allocation that begins in [begin, end) is shared.
+    [[nodiscard]] bool has_any_in(driver::DeviceAddress begin, driver::DeviceAddress end) const noexcept {
+        const MutexLock lock(mutex_);
+        const auto first = ranges_.lower_bound(begin);
+        return first != ranges_.end() && first->first < end;
+    }
 
     /// This process takes part in a sleep or a wake of `party` from now on; in none: 0.
     void take_part(std::uint64_t party) noexcept {
@@ -358,6 +364,9 @@ public:
     /// Lets other processes ask for the range of `address`, where allocation `id` begins: it stays on the GPU
     /// from now on, for `reason`. Errors: not_owned; refused (it sleeps); those of driver::export_memory().
     [[nodiscard]] Result<void> share(driver::DeviceAddress address, std::uint64_t id, const char* reason);
+    /// The allocation at `address` was freed, and its range lives on: nobody gets it any more. A range of
+    /// which nothing is shared sleeps as any other.
+    void unshare(driver::DeviceAddress address) noexcept;
     /// The ranges that are shared; does not wait for the mutex.
     [[nodiscard]] SharedRanges& shared_ranges() noexcept { return shared_; }
 

@@ -40,8 +40,9 @@ struct Allocation {
     CUcontext context = nullptr; ///< where it was allocated; null for virtual memory
     CUmemoryPool pool = nullptr;
     unsigned long long id = 0; ///< never used twice
-    std::uint64_t access = 0;  ///< of virtual memory: the devices that may read and write it, one bit each
-    unsigned long long handle_types = 0; ///< as which virtual memory may be shared
+    std::uint64_t access = 0;  ///< of virtual or imported memory: who may read and write it, a bit a device
+    unsigned long long handle_types = 0; ///< as which it may be shared, but for plain memory
+    bool is_import = false;              ///< imported by a pool: memory of another process
     /// Of plain memory that was freed in a stream's order: when the stream gets there, and in which context.
     CUevent done = nullptr;
     CUcontext freed_in = nullptr;

@@ -18,6 +18,7 @@
 namespace gpu_sleep::agent::registry {
 
 struct Handle;
+struct Pool;
 
 /// Memory of another process that is being opened, or closed, and may be used meanwhile.
 struct PassingImport {
@@ -117,12 +118,13 @@ struct Import {
     CUdeviceptr given = 0;            ///< what the program got; 0: it came by a descriptor
     std::optional<driver::VaReservation> place{};
     driver::DeviceMask access = 0;
-    unsigned opens = 1;
+    unsigned opens = 1; ///< 0: closed, and work may yet use it
     bool is_asleep = false;
     bool stays = false;                 ///< for another reason than that others have it
     std::list<PassingImport> closing{}; ///< itself, for Imports::passing
     std::shared_ptr<HeldFile> epochs{}; ///< asleep: the owner's, see SharedRanges::goes_down()
     std::uint64_t epoch = 0;            ///< that it says while the contents kept here are the owner's
+    std::shared_ptr<Pool> pool{};       ///< by which it was imported; null: by CUDA IPC, or a descriptor
 };
 
 struct Imports {

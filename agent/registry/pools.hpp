@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "base/process.hpp"
 #include "common/lock_order.hpp"
 #include "driver/memory.hpp"
 #include "ledger/ledger.hpp"
@@ -36,11 +37,14 @@ using Sizes = std::set<std::pair<Bytes, CUdeviceptr>>;
 struct Pool {
     CUmemoryPool handle = nullptr;
     int device = 0;
-    bool is_intercepted = true;  ///< made of the device's own memory, and never shared
-    bool is_gone = false;        ///< destroyed: only what was allocated from it lives on
-    bool is_mixed = false;       ///< the driver has some of its memory, too
-    bool reuses_unwaited = true; ///< CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
-    Bytes threshold = 0;         ///< what it may have reserved across a synchronise
+    bool is_intercepted = true; ///< made of the device's own memory, and not left to the driver
+    bool is_exported = false;
+    std::uint32_t number = 0; ///< of one that can be shared, by which its owner knows it; else 0
+    std::optional<ProcessIdentity> owner{}; ///< of one that is imported, which has no memory itself
+    bool is_gone = false;                   ///< destroyed: only what was allocated from it lives on
+    bool is_mixed = false;                  ///< the driver has some of its memory, too
+    bool reuses_unwaited = true;            ///< CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
+    Bytes threshold = 0;                    ///< what it may have reserved across a synchronise
     driver::DeviceMask access = 0;
     Bytes used = 0; ///< as the program asked for it
     Bytes reserved = 0;
@@ -75,6 +79,7 @@ using Blocks = std::map<CUdeviceptr, Block>;
 struct Pools {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::pools) GPU_SLEEP_ACQUIRED_BEFORE(lock_order::memory);
     std::map<CUmemoryPool, std::shared_ptr<Pool>> pools GPU_SLEEP_GUARDED_BY(mutex);
+    std::uint32_t last_number GPU_SLEEP_GUARDED_BY(mutex) = 0;
     Ranges ranges GPU_SLEEP_GUARDED_BY(mutex);
     Blocks blocks GPU_SLEEP_GUARDED_BY(mutex);
     /// The context that may end just now: one at a time.

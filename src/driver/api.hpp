@@ -81,6 +81,7 @@ namespace gpu_sleep::driver {
     X(cuDeviceGetMemPool)                                                                                    \
     X(cuDeviceGetUuid_v2)                                                                                    \
     X(cuDriverGetVersion)                                                                                    \
+    X(cuMemPoolCreate)                                                                                       \
     X(cuMemPoolGetAttribute)                                                                                 \
     X(cuStreamGetCtx)                                                                                        \
     X(cuDeviceGetGraphMemAttribute)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
 // Memory that two processes share: what holds it and until when, how descriptors are told apart, and what a
-// checkpoint leaves of it. The cases in which a process is lost end that process.
+// checkpoint leaves of it. The cases in which a process is lost end that process. That of a pool is also run
+// under gpu-run.
 
 #include "checkpointed.hpp"
 #include "support/byte_lock.hpp"
@@ -42,6 +43,16 @@ enum class Deed : char {
     open = 'o',       ///< by a handle
     make_pool = 'p',  ///< that can be exported, and export it
     import_pool = 'P',
+    end_pool = 'd',
+    point = 't', ///< answers what the memory is imported by
+    point_at = 'T',
+    check_plain = 'y', ///< and the next two as those of create, of plain memory, or of a pool
+    check_plain_change = 'Y',
+    fill_plain = 'z',
+    free_late = 'L', ///< behind work that runs until let_run, and then changes it
+    free_plain = 'X',
+    finish = 'j', ///< all work
+    take = 'b',   ///< memory of the pool
 };
 
 constexpr std::size_t k_bytes = Target::k_bytes;
@@ -84,7 +95,7 @@ int receive_descriptor(int socket) {
 template <class Handle>
 std::string digits_of(const Handle& handle) {
     std::string text;
-    for (const char byte : handle.reserved) {
+    for (const auto byte : handle.reserved) {
         char digits[3];
         std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
         text += digits;
@@ -96,8 +107,9 @@ template <class Handle>
 Handle handle_of(const std::string& digits) {
     Handle handle{};
     REQUIRE(digits.size() >= 2 * sizeof handle.reserved);
+    auto* next = reinterpret_cast<unsigned char*>(handle.reserved);
     for (std::size_t i = 0; i < sizeof handle.reserved; ++i)
-        handle.reserved[i] = static_cast<char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
+        *next++ = static_cast<unsigned char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
     return handle;
 }
 
@@ -151,6 +163,19 @@ public:
         case Deed::import_pool:
             return number(cuMemPoolImportFromShareableHandle(&pool_, as_shareable(descriptor_),
                                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        case Deed::end_pool: return number(cuMemPoolDestroy(pool_));
+        case Deed::point: return point();
+        case Deed::point_at: {
+            auto data = handle_of<CUmemPoolPtrExportData>(argument);
+            return number(cuMemPoolImportPointer(&plain_, pool_, &data));
+        }
+        case Deed::check_plain: return yes(first_word(plain_) == k_word);
+        case Deed::check_plain_change: return yes(first_word(plain_) == k_other_word);
+        case Deed::fill_plain: return number(fill_plain());
+        case Deed::free_late: return number(free_late());
+        case Deed::free_plain: return number(cuMemFree(plain_));
+        case Deed::finish: return number(cuStreamSynchronize(stream_));
+        case Deed::take: return number(cuMemAllocFromPoolAsync(&plain_, k_granularity, pool_, stream_));
         }
         return "?";
     }
@@ -212,6 +237,21 @@ private:
         plain_ = gpu_sleep::driver_testing::allocate(k_granularity);
         REQUIRE(cuIpcGetMemHandle(&handle, plain_) == CUDA_SUCCESS);
         return digits_of(handle);
+    }
+    std::string point() const {
+        CUmemPoolPtrExportData data{};
+        REQUIRE(cuMemPoolExportPointer(&data, plain_) == CUDA_SUCCESS);
+        return digits_of(data);
+    }
+    CUresult fill_plain() const {
+        RETURN_IF_FAILED(cuMemsetD32(plain_, k_word, k_granularity / 4));
+        return cuCtxSynchronize();
+    }
+    CUresult free_late() const {
+        *flag_ = 0;
+        RETURN_IF_FAILED(launch(spin_, stream_, flag_));
+        RETURN_IF_FAILED(cuMemsetD32Async(plain_, k_other_word, k_granularity / 4, stream_));
+        return cuMemFreeAsync(plain_, stream_);
     }
     CUresult export_pool() {
         CUmemPoolProps properties{};
@@ -555,6 +595,22 @@ TEST_CASE("Driver: a process that was checkpointed with memory open by legacy IP
     pair.put_both_away();
     CHECK(pair.exporter->restore() == CUDA_SUCCESS);
     pair.importer->check_lost(CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("Driver: a pool that another process imports is one memory, which each frees in its own order",
+          "[driver_rules]") {
+    Pair pair;
+    pair.exporter->tell({Deed::make_pool, Deed::send, Deed::close, Deed::fill_plain});
+    pair.importer->tell({Deed::receive, Deed::import_pool, Deed::close});
+    CHECK(pair.importer->ask(Deed::take) != "0");
+    REQUIRE(pair.importer->ask(Deed::point_at, pair.exporter->ask(Deed::point)) == "0");
+    pair.importer->tell({Deed::check_plain, Deed::free_late});
+    pair.exporter->tell({Deed::check_plain});
+    pair.importer->tell({Deed::let_run, Deed::finish});
+    pair.exporter->tell({Deed::check_plain_change, Deed::fill_plain});
+    REQUIRE(pair.importer->ask(Deed::point_at, pair.exporter->ask(Deed::point)) == "0");
+    pair.importer->tell({Deed::end_pool, Deed::check_plain, Deed::free_plain});
+    pair.exporter->tell({Deed::check_plain, Deed::free_plain, Deed::end_pool});
 }
 
 TEST_CASE("Driver: a process that was checkpointed with an imported pool is lost", "[driver_rules]") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// An ordinary program that shares virtual memory with a process of its own, by a descriptor through a socket;
-// both work at it in turns, with memory of their own besides. It needs no kernels.
+// An ordinary program that shares virtual memory and a pool with a process of its own, by descriptors through
+// a socket; both work at it in turns, with memory of their own besides. It needs no kernels.
 
 #include "checked.hpp"
 #include "program.hpp"
@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::size_t k_mib = 1 << 20;
 constexpr std::size_t k_shared_bytes = 32 * k_mib;
+constexpr std::size_t k_pool_bytes = 4 * k_mib;
 
 /// A byte, and a descriptor with it. Source: unix(7), SCM_RIGHTS.
 struct Message {
@@ -52,6 +53,10 @@ int receive_descriptor(int socket) {
     int descriptor = -1;
     if (control) std::memcpy(&descriptor, CMSG_DATA(control), sizeof descriptor);
     return checked(descriptor, "recvmsg");
+}
+
+void* as_shareable(int descriptor) {
+    return reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor));
 }
 
 class Side {
@@ -88,12 +93,42 @@ public:
 
     void import_shared(int descriptor) {
         CUmemGenericAllocationHandle handle = 0;
-        CHECKED(cuMemImportFromShareableHandle(
-            &handle, reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor)),
-            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        CHECKED(cuMemImportFromShareableHandle(&handle, as_shareable(descriptor),
+                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         ::close(descriptor);
         map(handle);
         CHECKED(cuMemRelease(handle));
+    }
+
+    void export_pool(int socket) {
+        CUmemPoolProps properties{};
+        properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+        CUmemoryPool pool = nullptr;
+        CHECKED(cuMemPoolCreate(&pool, &properties));
+        CHECKED(cuMemAllocFromPoolAsync(&pooled_, k_pool_bytes, pool, nullptr));
+        CHECKED(cuMemsetD32(pooled_, 0x7E57ED02U, k_pool_bytes / 4));
+        CHECKED(cuCtxSynchronize());
+        int descriptor = -1;
+        CHECKED(
+            cuMemPoolExportToShareableHandle(&descriptor, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        send_descriptor(socket, descriptor);
+        ::close(descriptor);
+        CUmemPoolPtrExportData pointer{};
+        CHECKED(cuMemPoolExportPointer(&pointer, pooled_));
+        checked(::write(socket, &pointer, sizeof pointer), "write");
+    }
+
+    void import_pool(int socket) {
+        const int descriptor = receive_descriptor(socket);
+        CUmemoryPool pool = nullptr;
+        CHECKED(cuMemPoolImportFromShareableHandle(&pool, as_shareable(descriptor),
+                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        ::close(descriptor);
+        CUmemPoolPtrExportData pointer{};
+        if (::recv(socket, &pointer, sizeof pointer, MSG_WAITALL) != sizeof pointer) std::exit(1);
+        CHECKED(cuMemPoolImportPointer(&pooled_, pool, &pointer));
     }
 
     /// Moves words between what is shared and what is not, so that the results of each side depend on all
@@ -105,12 +140,16 @@ public:
         const auto to = (number * 5 + 3) % 8 * part;
         CHECKED(cuMemcpyDtoD(own.address + number % 3 * part, shared_ + from, part));
         CHECKED(cuMemcpyDtoD(shared_ + to, own_[(number + 1) % own_.size()].address, part));
+        CHECKED(cuMemcpyDtoD(shared_ + from, pooled_, k_pool_bytes));
+        CHECKED(cuMemcpyDtoD(pooled_, shared_ + to, k_pool_bytes));
         CHECKED(cuMemsetD32(shared_ + to + number % 1000 * 4, number * 40503U + 1, 17));
+        CHECKED(cuMemsetD32(pooled_ + number % 1000 * 4, number * 69069U + 1, 13));
         CHECKED(cuCtxSynchronize());
     }
 
     void add_to(Digest& digest, bool with_shared) {
         if (with_shared) add(digest, shared_, k_shared_bytes);
+        if (with_shared) add(digest, pooled_, k_pool_bytes);
         for (const auto& own : own_) add(digest, own.address, own.bytes);
     }
 
@@ -137,6 +176,7 @@ private:
 
     std::array<Buffer, 3> own_;
     CUdeviceptr shared_ = 0;
+    CUdeviceptr pooled_ = 0;
 };
 
 /// Takes its turn for each number that comes, and answers it; at the end the digest of what it has.
@@ -144,6 +184,7 @@ int run_partner(int socket, double scale) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     Side side(scale, 2);
     side.import_shared(receive_descriptor(socket));
+    side.import_pool(socket);
     for (int number = 0; ::read(socket, &number, sizeof number) == sizeof number && number >= 0;) {
         side.step(static_cast<unsigned>(number) * 2 + 1);
         checked(::write(socket, &number, sizeof number), "write");
@@ -171,6 +212,7 @@ int main(int count, char** words) {
     const int descriptor = side.export_shared();
     send_descriptor(ends[0], descriptor);
     ::close(descriptor);
+    side.export_pool(ends[0]);
     run_paced(options, [&](int number) {
         side.step(static_cast<unsigned>(number) * 2);
         checked(::write(ends[0], &number, sizeof number), "write");

@@ -22,7 +22,8 @@ namespace gpu_sleep::test {
     X(cuModuleLoadData) X(cuModuleGetFunction) X(cuLaunchKernel) X(cuMemAlloc) X(cuMemAllocPitch) \
     X(cuMemAllocManaged) X(cuMemFree) X(cuMemAllocAsync) X(cuMemAllocFromPoolAsync) X(cuMemFreeAsync) \
     X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemPoolExportToShareableHandle) \
-    X(cuMemPoolImportFromShareableHandle) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) \
+    X(cuMemPoolImportFromShareableHandle) X(cuMemPoolExportPointer) X(cuMemPoolImportPointer) \
+    X(cuMemPoolGetAttribute) X(cuMemPoolSetAccess) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemCreate) \
     X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle) \
     X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuImportExternalMemory) \
     X(cuDestroyExternalMemory) X(cuImportExternalSemaphore) X(cuDestroyExternalSemaphore) \

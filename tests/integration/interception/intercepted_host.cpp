@@ -4,7 +4,9 @@
 
 #include "intercepted_host.hpp"
 
+#include "base/sockets.hpp"
 #include "support/catch.hpp"
+#include "support/descriptor_message.hpp"
 #include "support/tree.hpp"
 
 #include <fmt/format.h>
@@ -65,6 +67,35 @@ Piece import_piece(Host& giver, Host& taker, const Piece& piece, std::uint64_t b
     Piece made;
     std::istringstream(answer.substr(3)) >> made.number >> made.address;
     made.hash = taker.tell("hash " + made.number);
+    return made;
+}
+
+void send_descriptor(int descriptor, const std::string& path) {
+    const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(becomes_true([&] { return connect_unix(socket.get(), *unix_address(path)) == 0; }));
+    const DescriptorMessage message(descriptor);
+    REQUIRE(::sendmsg(socket.get(), &message.header, MSG_NOSIGNAL) == 1);
+}
+
+bool try_to_hand_pool_over(Host& giver, Host& taker) {
+    const Scratch scratch;
+    const auto path = scratch.file("socket");
+    taker.process().send("import_pool " + path);
+    giver.tell("export_pool " + path);
+    return taker.process().read_line().starts_with("ok");
+}
+
+void hand_pool_over(Host& giver, Host& taker) {
+    REQUIRE(try_to_hand_pool_over(giver, taker));
+}
+
+Piece import_pointer(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes) {
+    const auto pointer = giver.tell("share " + piece.number);
+    Piece made;
+    std::istringstream(taker.tell(fmt::format("import_pointer {} {}", pointer, bytes))) >> made.number >>
+        made.address;
+    if (const auto answer = taker.ask("hash " + made.number); answer.starts_with("ok "))
+        made.hash = answer.substr(3);
     return made;
 }
 

@@ -45,6 +45,9 @@ public:
     ~Captured();
 };
 
+/// Small allocations share ranges, plain ones and those of a pool.
+inline constexpr std::uint64_t k_in_common = 64 << 10;
+
 /// One of its memories.
 struct Piece {
     std::string number, address;
@@ -62,6 +65,16 @@ inline constexpr std::uint64_t k_piece_bytes = std::uint64_t{5} << 20;
 
 /// `piece` of `giver`, imported by a descriptor, which both close.
 [[nodiscard]] Piece import_piece(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes);
+
+/// Gives a descriptor to who receives at `path`.
+void send_descriptor(int descriptor, const std::string& path);
+
+/// Gives `taker` the pool of `giver` that can be shared, by a descriptor, which both close.
+/// False if it is refused there.
+[[nodiscard]] bool try_to_hand_pool_over(Host& giver, Host& taker);
+void hand_pool_over(Host& giver, Host& taker);
+/// `piece` of that pool, imported by it; without a hash if the program cannot reach it.
+[[nodiscard]] Piece import_pointer(Host& giver, Host& taker, const Piece& piece, std::uint64_t bytes);
 
 /// Its contents are what they were.
 void check_intact(Host& host, const Piece& piece);

@@ -86,18 +86,9 @@ Result<void> give_back(Segments& segments) {
     return {};
 }
 
-Result<CUmemoryPool> make_pool() {
-    CUmemoryPool pool = nullptr;
-    CUmemPoolProps wanted{};
-    wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, chosen_gpu()};
-    GPU_SLEEP_TEST_CALL(cuMemPoolCreate, &pool, &wanted);
-    return pool;
-}
-
 /// The program's own pool, made when it is first needed.
 const Result<CUmemoryPool>& own_pool() {
-    static const auto& pool = *new Result<CUmemoryPool>(make_pool());
+    static const auto& pool = *new Result<CUmemoryPool>(make_pool(CU_MEM_HANDLE_TYPE_NONE));
     return pool;
 }
 
@@ -123,6 +114,22 @@ Result<void> checked(CUresult result, const char* call) {
     const char* name = "unknown status";
     cuda().cuGetErrorName(result, &name);
     return Error{ErrorCode::driver_failed, fmt::format("{}: {}", call, name), call, static_cast<int>(result)};
+}
+
+Result<CUmemoryPool> make_pool(CUmemAllocationHandleType types, std::size_t most) {
+    CUmemoryPool pool = nullptr;
+    CUmemPoolProps wanted{};
+    wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, chosen_gpu()};
+    wanted.handleTypes = types;
+    wanted.maxSize = most;
+    GPU_SLEEP_TEST_CALL(cuMemPoolCreate, &pool, &wanted);
+    return pool;
+}
+
+const Result<CUmemoryPool>& shareable_pool() {
+    static const auto& pool = *new Result<CUmemoryPool>(make_pool(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    return pool;
 }
 
 Result<Memory> map_handle(CUmemGenericAllocationHandle handle, std::size_t bytes) {
@@ -154,8 +161,8 @@ Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream str
         GPU_SLEEP_TEST_CALL(cuMemAllocManaged, &memory.address, bytes, CU_MEM_ATTACH_GLOBAL);
     } else if (kind == "async") {
         GPU_SLEEP_TEST_CALL(cuMemAllocAsync, &memory.address, bytes, stream);
-    } else if (kind == "pool") {
-        const auto& pool = own_pool();
+    } else if (kind == "pool" || kind == "shareable") {
+        const auto& pool = kind == "pool" ? own_pool() : shareable_pool();
         if (!pool) return pool.error();
         GPU_SLEEP_TEST_CALL(cuMemAllocFromPoolAsync, &memory.address, bytes, *pool, stream);
     } else if (kind == "vmm2" || kind == "vmm20" || kind == "segments" || kind == "alias" ||
@@ -173,7 +180,8 @@ Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream str
 
 Result<void> release(Memory& memory, CUstream stream) {
     const auto address = std::exchange(memory.address, 0);
-    if (memory.kind == "async" || memory.kind == "pool") {
+    if (memory.kind == "async" || memory.kind == "pool" || memory.kind == "shareable" ||
+        memory.kind == "pointer") {
         GPU_SLEEP_TEST_CALL(cuMemFreeAsync, address, stream);
     } else if (memory.kind == "opened") {
         GPU_SLEEP_TEST_CALL(cuIpcCloseMemHandle, address);

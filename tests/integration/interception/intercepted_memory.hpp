@@ -48,15 +48,21 @@ struct Memory {
 ///   managed    cuMemAllocManaged
 ///   async      cuMemAllocAsync in `stream`
 ///   pool       cuMemAllocFromPoolAsync in `stream`, from a pool of the program's own
+///   shareable  the same, from shareable_pool()
 ///   vmm2       a reservation, and handles of 2 MiB
 ///   vmm20      a reservation, and handles of 20 MiB
 ///   segments   a reservation of 1 GiB, of which only the beginning is mapped, by handles of 20 MiB
 ///   alias      one handle, mapped at two places
 ///   shared     one handle that can be exported
 ///   array      cuArrayCreate, one row of bytes
-/// Memory of another process, opened, is of the kind "opened".
+/// Memory of another process, opened, is of the kind "opened", or "pointer" where it was imported by a pool.
 /// Errors: driver_failed, invalid_argument.
 [[nodiscard]] Result<Memory> allocate(const std::string& kind, std::size_t bytes, CUstream stream);
+
+/// A pool of at most so many bytes, if that is not 0. Errors: driver_failed.
+[[nodiscard]] Result<CUmemoryPool> make_pool(CUmemAllocationHandleType types, std::size_t most = 0);
+/// The program's own pool that others can import, made when it is first needed. Errors: driver_failed.
+[[nodiscard]] const Result<CUmemoryPool>& shareable_pool();
 
 /// Maps the one handle of memory of another process; it is of the kind "imported". Errors: driver_failed.
 [[nodiscard]] Result<Memory> map_handle(CUmemGenericAllocationHandle handle, std::size_t bytes);

@@ -214,18 +214,46 @@ Answer do_make_synchronous(Memory& which, Words&) {
     return std::string();
 }
 
-/// share NUMBER: a handle for other processes, in hexadecimal
+/// share NUMBER: a handle for other processes, or for a pointer of a pool, in hexadecimal
 Answer do_share(Memory& which, Words&) {
+    if (which.kind == "shareable" || which.kind == "pointer") return export_pointer(which);
     CUipcMemHandle handle{};
     GPU_SLEEP_TEST_CALL(cuIpcGetMemHandle, &handle, which.address);
-    return in_hexadecimal(handle.reserved);
+    return in_hexadecimal(std::as_bytes(std::span(handle.reserved)));
+}
+
+/// export_pool PATH: to who imports it there
+Answer do_export_pool(Words& words) {
+    GPU_SLEEP_TRY(start());
+    GPU_SLEEP_TRY(export_pool(next<std::string>(words)));
+    return std::string();
+}
+
+/// import_pool PATH
+Answer do_import_pool(Words& words) {
+    GPU_SLEEP_TRY(start());
+    GPU_SLEEP_TRY(import_pool(next<std::string>(words)));
+    return std::string();
+}
+
+/// open_imported_pool GPU
+Answer do_open_imported_pool(Words& words) {
+    GPU_SLEEP_TRY(open_imported_pool(next<int>(words)));
+    return std::string();
+}
+
+/// import_pointer HANDLE BYTES: as alloc
+Answer do_import_pointer(Words& words) {
+    const auto handle = next<std::string>(words);
+    program().memories.push_back(GPU_SLEEP_TRY(import_pointer(handle, next<std::size_t>(words))));
+    return fmt::format("{} {:#x}", program().memories.size() - 1, program().memories.back().address);
 }
 
 /// open HANDLE BYTES: memory of another process; as alloc
 Answer do_open(Words& words) {
     GPU_SLEEP_TRY(start());
     CUipcMemHandle handle{};
-    from_hexadecimal(next<std::string>(words), handle.reserved);
+    from_hexadecimal(next<std::string>(words), std::as_writable_bytes(std::span(handle.reserved)));
     Memory made;
     made.kind = "opened";
     made.bytes = next<std::size_t>(words);
@@ -273,8 +301,9 @@ Answer do_release(Memory& which, Words&) {
     return std::string();
 }
 
-/// close NUMBER: memory of another process, and waits for nothing
+/// close NUMBER: memory of another process, not in the order of a stream, and waits for nothing
 Answer do_close(Memory& which, Words&) {
+    if (which.kind == "pointer") which.kind = "plain";
     GPU_SLEEP_TRY(release(which, program().stream));
     return std::string();
 }
@@ -545,6 +574,18 @@ const Commands& commands() {
         {"synchronous", about(memory, do_make_synchronous)},
         {"share", about(memory, do_share)},
         {"export", about(memory, do_export)},
+        {"export_pool", do_export_pool},
+        {"import_pool", do_import_pool},
+        {"open_imported_pool", do_open_imported_pool},
+        {"import_pointer", do_import_pointer},
+        {"describe_imported",
+         about(memory,
+               [](Memory& which, Words&) -> Answer { return describe_imported(which, program().stream); })},
+        {"destroy_imported_pool",
+         [](Words&) -> Answer {
+             GPU_SLEEP_TRY(destroy_imported_pool());
+             return std::string();
+         }},
         {"close_descriptor", do_close_descriptor},
         {"import", do_import},
         {"map_import", do_map_import},

@@ -67,25 +67,34 @@ std::function<CUresult()>& destroy_last() {
     return destroy;
 }
 
-/// Exported; `is_imported`: from another process, for all that the agent sees.
-Result<void> make_shared_pool(bool is_imported) {
+void* as_shareable(const UniqueFd& descriptor) {
+    return reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get()));
+}
+
+Result<UniqueFd> export_pool(CUmemoryPool pool) {
+    int exported = -1;
+    GPU_SLEEP_TEST_CALL(cuMemPoolExportToShareableHandle, &exported, pool,
+                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    return UniqueFd(exported);
+}
+
+Result<CUmemoryPool> import_pool(const UniqueFd& descriptor) {
     CUmemoryPool pool = nullptr;
-    if (is_imported) {
-        const UniqueFd descriptor(::memfd_create("pool", MFD_CLOEXEC));
-        GPU_SLEEP_TEST_CALL(cuMemPoolImportFromShareableHandle, &pool,
-                            reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get())),
-                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    } else {
-        CUmemPoolProps wanted{};
-        wanted.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-        wanted.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-        wanted.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        GPU_SLEEP_TEST_CALL(cuMemPoolCreate, &pool, &wanted);
-        int exported = -1;
-        GPU_SLEEP_TEST_CALL(cuMemPoolExportToShareableHandle, &exported, pool,
-                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-        ::close(exported);
-    }
+    GPU_SLEEP_TEST_CALL(cuMemPoolImportFromShareableHandle, &pool, as_shareable(descriptor),
+                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    return pool;
+}
+
+CUmemoryPool& imported_pool() {
+    static CUmemoryPool pool = nullptr;
+    return pool;
+}
+
+/// Exported, and perhaps imported; the agent leaves one of a maximum size to the driver.
+Result<void> make_shared_pool(bool is_imported) {
+    auto pool = GPU_SLEEP_TRY(make_pool(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 64 << 20));
+    const UniqueFd descriptor = GPU_SLEEP_TRY(export_pool(pool));
+    if (is_imported) pool = GPU_SLEEP_TRY(import_pool(descriptor));
     destroy_last() = [pool] { return cuda().cuMemPoolDestroy(pool); };
     return {};
 }
@@ -117,7 +126,7 @@ Result<std::string> make_shared_object(const std::string& kind, const std::strin
         GPU_SLEEP_TEST_CALL(cuEventCreate, &event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
         GPU_SLEEP_TEST_CALL(cuIpcGetEventHandle, &event_handle, event);
     } else if (kind == "opened_event") {
-        from_hexadecimal(handle, event_handle.reserved);
+        from_hexadecimal(handle, std::as_writable_bytes(std::span(event_handle.reserved)));
         GPU_SLEEP_TEST_CALL(cuIpcOpenEventHandle, &event, event_handle);
     } else if (kind == "pool" || kind == "imported_pool") {
         GPU_SLEEP_TRY(in_passing_context([&] { return make_shared_pool(kind == "imported_pool"); }));
@@ -133,7 +142,59 @@ Result<std::string> make_shared_object(const std::string& kind, const std::strin
     }
     if (!event) return std::string();
     destroy_last() = [event] { return cuda().cuEventDestroy(event); };
-    return in_hexadecimal(event_handle.reserved);
+    return in_hexadecimal(std::as_bytes(std::span(event_handle.reserved)));
+}
+
+Result<void> export_pool(const std::string& path) {
+    const auto& pool = shareable_pool();
+    if (!pool) return pool.error();
+    const UniqueFd descriptor = GPU_SLEEP_TRY(export_pool(*pool));
+    return send_descriptor(descriptor.get(), path);
+}
+
+Result<void> import_pool(const std::string& path) {
+    const UniqueFd descriptor = GPU_SLEEP_TRY(receive_descriptor(path));
+    imported_pool() = GPU_SLEEP_TRY(import_pool(descriptor));
+    return {};
+}
+
+Result<void> open_imported_pool(int gpu) {
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, gpu};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    GPU_SLEEP_TEST_CALL(cuMemPoolSetAccess, imported_pool(), &access, 1);
+    return {};
+}
+
+Result<void> destroy_imported_pool() {
+    GPU_SLEEP_TEST_CALL(cuMemPoolDestroy, imported_pool());
+    return {};
+}
+
+Result<std::string> export_pointer(const Memory& memory) {
+    CUmemPoolPtrExportData data{};
+    GPU_SLEEP_TEST_CALL(cuMemPoolExportPointer, &data, memory.address);
+    return in_hexadecimal(std::as_bytes(std::span(data.reserved)));
+}
+
+Result<Memory> import_pointer(const std::string& pointer, std::size_t bytes) {
+    CUmemPoolPtrExportData data{};
+    from_hexadecimal(pointer, std::as_writable_bytes(std::span(data.reserved)));
+    Memory made;
+    made.kind = "pointer";
+    made.bytes = bytes;
+    GPU_SLEEP_TEST_CALL(cuMemPoolImportPointer, &made.address, imported_pool(), &data);
+    return made;
+}
+
+Result<std::string> describe_imported(const Memory& memory, CUstream stream) {
+    cuuint64_t used = 0;
+    CUmemoryPool pool = nullptr;
+    CUdeviceptr none = 0;
+    GPU_SLEEP_TEST_CALL(cuMemPoolGetAttribute, imported_pool(), CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+    GPU_SLEEP_TEST_CALL(cuPointerGetAttribute, &pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory.address);
+    return fmt::format("{} {} {}", used, pool == imported_pool(),
+                       static_cast<int>(cuda().cuMemAllocFromPoolAsync(&none, 1, imported_pool(), stream)));
 }
 
 Result<void> destroy_shared_object() {
@@ -150,15 +211,15 @@ Result<void> bind_to_multicast(const Memory& memory) {
     return {};
 }
 
-std::string in_hexadecimal(std::span<const char> bytes) {
+std::string in_hexadecimal(std::span<const std::byte> bytes) {
     std::string text;
-    for (const char byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
     return text;
 }
 
-void from_hexadecimal(const std::string& text, std::span<char> bytes) {
+void from_hexadecimal(const std::string& text, std::span<std::byte> bytes) {
     for (std::size_t i = 0; i < bytes.size() && 2 * i + 1 < text.size(); ++i)
-        bytes[i] = static_cast<char>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
+        bytes[i] = static_cast<std::byte>(std::stoi(text.substr(2 * i, 2), nullptr, 16));
 }
 
 Result<int> export_memory(const Memory& memory, const std::string& path) {
@@ -174,8 +235,7 @@ Result<int> export_memory(const Memory& memory, const std::string& path) {
 Result<CUmemGenericAllocationHandle> import_handle(const std::string& path, int* kept) {
     auto descriptor = GPU_SLEEP_TRY(receive_descriptor(path));
     CUmemGenericAllocationHandle handle = 0;
-    GPU_SLEEP_TEST_CALL(cuMemImportFromShareableHandle, &handle,
-                        reinterpret_cast<void*>(static_cast<std::intptr_t>(descriptor.get())),
+    GPU_SLEEP_TEST_CALL(cuMemImportFromShareableHandle, &handle, as_shareable(descriptor),
                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (kept) *kept = descriptor.release();
     return handle;

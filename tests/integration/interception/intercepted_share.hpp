@@ -17,9 +17,25 @@ namespace gpu_sleep::test {
 /// driver_failed, io_failed.
 [[nodiscard]] Result<CUmemGenericAllocationHandle> import_handle(const std::string& path, int* kept);
 
-/// Makes what others have a part in: "event", "pool", "imported_pool", "memory" or "semaphore" (from outside
-/// CUDA), or "opened_event" by the handle of another process's. Returns the handle of an event. Errors:
-/// driver_failed, invalid_argument.
+/// Exports shareable_pool() to whoever imports it at `path`. Errors: driver_failed, io_failed.
+[[nodiscard]] Result<void> export_pool(const std::string& path);
+/// Waits for it at `path`: pointers are imported by this one from then on. Errors: driver_failed, io_failed.
+[[nodiscard]] Result<void> import_pool(const std::string& path);
+/// Opens it to another GPU. Errors: driver_failed.
+[[nodiscard]] Result<void> open_imported_pool(int gpu);
+/// Destroys it. Errors: driver_failed.
+[[nodiscard]] Result<void> destroy_imported_pool();
+/// By which others import memory of the pool, in hexadecimal. Errors: driver_failed.
+[[nodiscard]] Result<std::string> export_pointer(const Memory& memory);
+/// Errors: driver_failed.
+[[nodiscard]] Result<Memory> import_pointer(const std::string& pointer, std::size_t bytes);
+/// "USED POOL ALLOCATION": what the imported pool says is used, whether `memory` is of it, and the status of
+/// an allocation from it. Errors: driver_failed.
+[[nodiscard]] Result<std::string> describe_imported(const Memory& memory, CUstream stream);
+
+/// Makes what others have a part in: "event", "pool" or "imported_pool" (of the driver's), "memory" or
+/// "semaphore" (from outside CUDA), or "opened_event" by the handle of another process's. Returns the handle
+/// of an event. Errors: driver_failed, invalid_argument.
 [[nodiscard]] Result<std::string> make_shared_object(const std::string& kind, const std::string& handle);
 /// Destroys what was made last. Errors: driver_failed.
 [[nodiscard]] Result<void> destroy_shared_object();
@@ -27,7 +43,7 @@ namespace gpu_sleep::test {
 [[nodiscard]] Result<void> bind_to_multicast(const Memory& memory);
 
 /// Bytes of a handle as text, and back.
-[[nodiscard]] std::string in_hexadecimal(std::span<const char> bytes);
-void from_hexadecimal(const std::string& text, std::span<char> bytes);
+[[nodiscard]] std::string in_hexadecimal(std::span<const std::byte> bytes);
+void from_hexadecimal(const std::string& text, std::span<std::byte> bytes);
 
 } // namespace gpu_sleep::test

@@ -5,7 +5,6 @@
 
 #include "deep_family.hpp"
 
-#include "base/sockets.hpp"
 #include "support/byte_lock.hpp"
 #include "support/catch.hpp"
 #include "support/descriptor_message.hpp"
@@ -25,9 +24,8 @@ using namespace gpu_sleep::test;
 
 namespace {
 
-constexpr std::uint64_t k_in_common = 64 << 10; // small allocations share ranges
-
-/// Two programs, of which each has opened memory of the other: "plain" by CUDA IPC, "shared" by a descriptor.
+/// Two programs, of which each has opened memory of the other: "plain" by CUDA IPC, "shared" by a descriptor,
+/// "shareable" by a pool.
 struct Pair {
     explicit Pair(const std::string& kind = "plain", std::uint64_t each = k_piece_bytes,
                   Arguments variables = {})
@@ -35,8 +33,10 @@ struct Pair {
         back = make_piece(taker, kind, bytes);
         given = make_piece(giver, kind, bytes);
         const auto open = [&](Host& owner, Host& other, const Piece& piece) {
-            return kind == "plain" ? open_piece(other, owner.tell("share " + piece.number), bytes)
-                                   : import_piece(owner, other, piece, bytes);
+            if (kind == "plain") return open_piece(other, owner.tell("share " + piece.number), bytes);
+            if (kind == "shared") return import_piece(owner, other, piece, bytes);
+            hand_pool_over(owner, other);
+            return import_pointer(owner, other, piece, bytes);
         };
         opened = open(giver, taker, given);
         opened_back = open(taker, giver, back);
@@ -83,14 +83,6 @@ UniqueFd descriptor_of(pid_t pid, int number) {
     return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), number, 0)));
 }
 
-/// Gives a descriptor to who receives at `path`.
-void send_descriptor(int descriptor, const std::string& path) {
-    const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    REQUIRE(becomes_true([&] { return connect_unix(socket.get(), *unix_address(path)) == 0; }));
-    const DescriptorMessage message(descriptor);
-    REQUIRE(::sendmsg(socket.get(), &message.header, MSG_NOSIGNAL) == 1);
-}
-
 /// Gives a descriptor to the host, which imports it; the words of its answer.
 std::vector<std::string> import_here(Host& host, const std::string& path, int descriptor,
                                      const std::string& how) {
@@ -106,8 +98,10 @@ std::vector<std::string> import_here(Host& host, const std::string& path, int de
 } // namespace
 
 TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[sharing]") {
-    const auto [kind, bytes] = GENERATE(std::pair("plain", k_piece_bytes), std::pair("plain", k_in_common),
-                                        std::pair("shared", k_piece_bytes));
+    const auto [kind, bytes] =
+        GENERATE(std::pair("plain", k_piece_bytes), std::pair("plain", k_in_common),
+                 std::pair("shared", k_piece_bytes), std::pair("shareable", k_piece_bytes),
+                 std::pair("shareable", k_in_common));
     Pair pair(kind, bytes);
     CHECK(pair.giver.report("sharers/0") == std::to_string(pair.taker.pid()));
     CHECK(pair.taker.report("sharers/0") == std::to_string(pair.giver.pid()));
@@ -128,13 +122,13 @@ TEST_CASE("Sharing: what processes share sleeps and wakes if all of them do", "[
     pair.taker.tell("free " + pair.opened.number);
     pair.giver.tell("free " + pair.given.number);
     pair.fall_asleep();
-    if (kind == std::string("plain")) pair.giver.tell("free " + pair.opened_back.number);
+    if (kind != std::string("shared")) pair.giver.tell("free " + pair.opened_back.number);
     CHECK(succeeded(pair.command("gpu-wake")));
     check_intact(pair.taker, pair.back);
 }
 
 TEST_CASE("Sharing: deep sleeps need no more than that all take part", "[sharing]") {
-    Pair pair(GENERATE("plain", "shared"));
+    Pair pair(GENERATE("plain", "shared", "shareable"));
     const auto alone = pair.command(pair.giver, "gpu-sleep", {"--deep"});
     CHECK(alone.status == 1);
     CHECK_THAT(alone.err, mentions("it shares memory with other processes") && mentions("--tree"));
@@ -331,8 +325,9 @@ TEST_CASE("Sharing: a wake by tags leaves asleep what is shared under others", "
 }
 
 TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
-    Pair pair;
-    const bool is_deep = GENERATE(false, true);
+    const auto [kind, is_deep] =
+        GENERATE(std::pair("plain", false), std::pair("plain", true), std::pair("shareable", true));
+    Pair pair(kind);
     pair.fall_asleep(is_deep ? Arguments{"--deep"} : Arguments{});
     const bool woke = GENERATE(false, true);
     if (woke) {
@@ -462,7 +457,7 @@ TEST_CASE("Sharing: who opens what sleeps waits until it is awake, and wakes it"
 TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake", "[sharing]") {
     const bool is_wake = GENERATE(false, true);
     const bool is_giver = GENERATE(false, true);
-    const auto* const kind = GENERATE("plain", "shared");
+    const auto* const kind = GENERATE("plain", "shared", "shareable");
     Pair pair(kind);
     if (kind == std::string("shared")) { // and both keep a descriptor, and one a handle without a mapping
         const auto number = pair.giver.tell("export " + pair.given.number);

@@ -70,16 +70,17 @@ TEST_CASE_METHOD(Devices, "Lifetimes: plain memory of another device can be copi
     CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices,
-                 "Lifetimes: a pool that can be shared, or is made for a special use, is the driver's",
+TEST_CASE_METHOD(Devices, "Lifetimes: a pool that is limited, or is made for a special use, is the driver's",
                  "[lifetimes]") {
-    CUmemPoolProps shared{};
-    shared.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-    shared.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-    auto special = shared;
+    CUmemPoolProps limited{};
+    limited.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    limited.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    auto special = limited;
+    limited.maxSize = 64 << 20;
+    auto shared = limited;
     shared.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     special.usage = CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS;
-    for (const auto& properties : {shared, special}) {
+    for (const auto& properties : {limited, shared, special}) {
         CUmemoryPool pool = nullptr;
         REQUIRE(cuMemPoolCreate(&pool, &properties) == CUDA_SUCCESS);
         REQUIRE(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);

@@ -149,6 +149,8 @@ struct MemoryPool {
     std::uint64_t reserved = 0;
     std::uint64_t reserved_high = 0;
     bool is_imported = false;
+    pid_t owner = 0; ///< of one that is imported: in which process it is, and its handle there
+    CUmemoryPool handle_there = nullptr;
     std::map<CUmemPool_attribute, int>
         reuse;                               ///< the three switches that say what may be used again, and when
     std::map<int, CUmemAccess_flags> access; ///< what each device may do with all of its memory

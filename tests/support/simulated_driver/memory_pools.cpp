@@ -69,7 +69,7 @@ SIM_ENTRY(safe, 11020) cuDeviceGetMemPool(Call& c, CUmemoryPool* pool, CUdevice 
 SIM_ENTRY(safe, 11020) cuDeviceSetMemPool(Call& c, CUdevice device, CUmemoryPool handle) {
     if (!c.driver.has_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     const auto pool = c.driver.memory_pools.find(handle);
-    if (!pool || pool->device != device) return CUDA_ERROR_INVALID_VALUE;
+    if (!pool || pool->device != device || pool->is_imported) return CUDA_ERROR_INVALID_VALUE;
     c.driver.current_pools[static_cast<std::size_t>(device)] = pool;
     return CUDA_SUCCESS;
 }
@@ -134,4 +134,15 @@ cuMemPoolSetAccess(Call& c, CUmemoryPool handle, const CUmemAccessDesc* descript
     }
     for (std::size_t i = 0; i < count; ++i) pool->access[descriptions[i].location.id] = descriptions[i].flags;
     return grant_access(c.driver, *pool);
+}
+
+SIM_ENTRY(safe, 11020)
+cuMemPoolGetAccess(Call& c, CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
+    SIM_FIND(pool, c.driver.memory_pools.find(handle), CUDA_ERROR_INVALID_VALUE);
+    if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    const auto granted = pool->access.find(location->id);
+    *flags = location->id == pool->device    ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+             : granted == pool->access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE
+                                             : granted->second;
+    return CUDA_SUCCESS;
 }

@@ -15,6 +15,10 @@ namespace gpu_sleep::sim {
 CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, const Stream& stream,
                        std::uint64_t bytes, CUdeviceptr& address);
 
+/// Makes `memory` of another process a block of `pool`, `bytes` long.
+CUresult import_block(Driver& driver, const std::shared_ptr<MemoryPool>& pool, const Context& context,
+                      std::shared_ptr<Physical> memory, std::uint64_t bytes, CUdeviceptr& address);
+
 /// Opens all memory of the pool to the devices that it is open to.
 CUresult grant_access(Driver& driver, const MemoryPool& pool);
 

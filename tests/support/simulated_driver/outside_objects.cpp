@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What other processes, or others than CUDA, have a part in: pools that are passed on, external
-// memory and semaphores, multicast groups. They are made and destroyed; nobody else is at the other end.
+// What others than CUDA, or all devices, have a part in: external memory and semaphores, multicast groups.
+// They are made and destroyed; nobody else is at the other end.
 
 #include "support/simulated_driver/contexts.hpp"
-
-#include <fcntl.h>
-#include <sys/mman.h>
 
 namespace gpu_sleep::sim {
 namespace {
@@ -74,31 +71,4 @@ cuMulticastBindAddr(Call& c, CUmemGenericAllocationHandle group, std::size_t, CU
                     std::size_t, unsigned long long) {
     const bool is_known = multicast_groups().find(group) && c.driver.space.find(address);
     return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-SIM_ENTRY(safe, 11020)
-cuMemPoolExportToShareableHandle(Call& c, void* descriptor, CUmemoryPool handle,
-                                 CUmemAllocationHandleType type, unsigned long long) {
-    const auto pool = c.driver.memory_pools.find(handle);
-    if (!descriptor || !pool || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-        pool->handle_types != type)
-        return CUDA_ERROR_INVALID_VALUE;
-    const int made = ::memfd_create("simulated pool", MFD_CLOEXEC);
-    if (made < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-    *static_cast<int*>(descriptor) = made;
-    return CUDA_SUCCESS;
-}
-
-SIM_ENTRY(safe, 11020)
-cuMemPoolImportFromShareableHandle(Call& c, CUmemoryPool* handle, void* descriptor,
-                                   CUmemAllocationHandleType type, unsigned long long) {
-    const auto number = static_cast<int>(reinterpret_cast<std::intptr_t>(descriptor));
-    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || ::fcntl(number, F_GETFD) < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    const auto pool = std::make_shared<MemoryPool>();
-    pool->is_imported = true;
-    note_standing(Standing::pool_import, 1);
-    pool->handle = c.driver.memory_pools.insert(pool);
-    *handle = pool->handle;
-    return CUDA_SUCCESS;
 }

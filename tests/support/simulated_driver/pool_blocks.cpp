@@ -65,15 +65,12 @@ void forget_freed(Driver& driver, IsKnown&& is_known) {
     });
 }
 
-/// A block of new memory.
-CUresult take_new(Driver& driver, const std::shared_ptr<MemoryPool>& pool, std::uint64_t reserved,
-                  Blocks::iterator& at) {
-    if (reserved > pool->most_bytes || pool->reserved > pool->most_bytes - reserved)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    SIM_FIND(memory, Physical::create(driver.pool(pool->device), reserved, pool->handle_types),
-             CUDA_ERROR_OUT_OF_MEMORY);
+/// A block of that memory.
+CUresult place_block(Driver& driver, const std::shared_ptr<MemoryPool>& pool,
+                     std::shared_ptr<Physical> memory, Blocks::iterator& at) {
+    const auto reserved = memory->bytes();
     std::uint64_t begin = 0;
-    SIM_TRY(driver.space.place(memory, Origin::pool, pool->device, begin));
+    SIM_TRY(driver.space.place(std::move(memory), Origin::pool, pool->device, begin));
     at = driver.blocks.try_emplace(begin).first;
     at->second.pool = pool;
     at->second.reserved = reserved;
@@ -84,6 +81,25 @@ CUresult take_new(Driver& driver, const std::shared_ptr<MemoryPool>& pool, std::
     return granted;
 }
 
+/// A block of new memory.
+CUresult take_new(Driver& driver, const std::shared_ptr<MemoryPool>& pool, std::uint64_t reserved,
+                  Blocks::iterator& at) {
+    if (reserved > pool->most_bytes || pool->reserved > pool->most_bytes - reserved)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    SIM_FIND(memory, Physical::create(driver.pool(pool->device), reserved, pool->handle_types),
+             CUDA_ERROR_OUT_OF_MEMORY);
+    return place_block(driver, pool, memory, at);
+}
+
+CUdeviceptr give_out(Driver& driver, const std::shared_ptr<MemoryPool>& pool, const Context& context,
+                     std::uint64_t bytes, Blocks::iterator at) {
+    at->second = {pool, bytes,           at->second.reserved, context.owner, PoolBlock::State::live,
+                  {},   driver.next_id++};
+    pool->used += bytes;
+    pool->used_high = std::max(pool->used_high, pool->used);
+    return at->first;
+}
+
 } // namespace
 
 CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, const Stream& stream,
@@ -91,11 +107,15 @@ CUresult allocate_from(Driver& driver, const std::shared_ptr<MemoryPool>& pool, 
     const auto reserved = round_up(bytes, k_page);
     auto at = find_kept(driver, *pool, stream, reserved);
     if (at == driver.blocks.end()) SIM_TRY(take_new(driver, pool, reserved, at));
-    at->second = {pool, bytes,           at->second.reserved, stream.context.owner, PoolBlock::State::live,
-                  {},   driver.next_id++};
-    pool->used += bytes;
-    pool->used_high = std::max(pool->used_high, pool->used);
-    address = at->first;
+    address = give_out(driver, pool, stream.context, bytes, at);
+    return CUDA_SUCCESS;
+}
+
+CUresult import_block(Driver& driver, const std::shared_ptr<MemoryPool>& pool, const Context& context,
+                      std::shared_ptr<Physical> memory, std::uint64_t bytes, CUdeviceptr& address) {
+    auto at = driver.blocks.end();
+    SIM_TRY(place_block(driver, pool, std::move(memory), at));
+    address = give_out(driver, pool, context, bytes, at);
     return CUDA_SUCCESS;
 }
 

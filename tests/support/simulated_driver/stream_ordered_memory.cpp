@@ -31,7 +31,7 @@ CUresult capture_allocation(Driver& driver, Stream& stream, const MemoryPool& po
 CUresult allocate(Call& c, const std::shared_ptr<Stream>& stream, const std::shared_ptr<MemoryPool>& pool,
                   std::uint64_t bytes, CUdeviceptr* address) {
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (!address || !pool) return CUDA_ERROR_INVALID_VALUE;
+    if (!address || !pool || pool->is_imported) return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) return capture_allocation(c.driver, *stream, *pool, bytes, *address);
     *address = 0;
     if (bytes == 0) return CUDA_SUCCESS;
