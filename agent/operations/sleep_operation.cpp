@@ -226,7 +226,7 @@ public:
         if (!report.changed) {
             auto control = this->control();
             control.deadline = Clock::time_point::max(); // nothing was prepared that could be late
-            GPU_SLEEP_TRY(sleep::pass_point_of_no_return(control));
+            static_cast<void>(GPU_SLEEP_TRY(sleep::pass_point_of_no_return(control)));
         }
         const bool is_paused = pauses() && scope_ == Scope::all &&
                                memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });

@@ -271,6 +271,7 @@ Result<Bytes> Save::needs(model::Store store) const {
 }
 
 Result<void> Save::keep_files() {
+    if (!options_.keeps_files) return {};
     std::vector<Number> numbers;
     for (const auto& [device, part] : parts_)
         for (const auto& item : part.items) numbers.push_back(item.number);

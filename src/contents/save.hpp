@@ -60,9 +60,8 @@ public:
     /// From here on the contents are kept, under the numbers that add() gave; Contents::forget() is the way
     /// back.
     void admit() noexcept;
-    [[nodiscard]] bool keeps_files() const noexcept { return options_.keeps_files; }
-    /// After admit(): renames files that are to stay to *.kept. Not before all are whole. Errors:
-    /// out_of_disk, io_failed.
+    /// After admit(): renames files that are to stay to *.kept. Not before all are whole: a sleep that fails,
+    /// or is killed, leaves only what the next one removes. Errors: out_of_disk, io_failed.
     [[nodiscard]] Result<void> keep_files();
 
 private:

@@ -31,7 +31,6 @@ bool is_asleep(const Run& run) noexcept {
 } // namespace
 
 SleepTransaction::~SleepTransaction() {
-    if (is_admitted_ && !is_committed_) forget_kept();
     const auto unmap = [this](DeviceSleep& device, Backing& backing) -> Result<void> {
         const auto current = device.session->enter();
         GPU_SLEEP_TRY(current.check());
@@ -102,21 +101,14 @@ void SleepTransaction::unmap_all() noexcept {
     }
 }
 
-Result<void> SleepTransaction::keep_files() {
-    if (!save_.keeps_files()) return {};
-    admit();
-    return guarded([this] { return save_.keep_files(); });
-}
-
-void SleepTransaction::admit() noexcept {
-    if (std::exchange(is_admitted_, true)) return;
+Result<void> SleepTransaction::commit(bool goes_on) noexcept {
     save_.admit();
     for (const auto& drafted : drafted_) drafted.backing->kept = drafted.kept;
-}
-
-void SleepTransaction::commit() noexcept {
-    admit();
-    is_committed_ = true;
+    not_kept_ = guarded([this] { return save_.keep_files(); });
+    if (!not_kept_ && !goes_on) {
+        forget_kept();
+        return not_kept_;
+    }
     unmap_all();
     for (auto& device : devices_) {
         const auto& plan = plan_.devices.at(device.report.device);
@@ -127,6 +119,7 @@ void SleepTransaction::commit() noexcept {
         for (auto* backing : plan.drop) drop(*backing);
     }
     for (auto* backing : plan_.give_up) give_up(*backing);
+    return {};
 }
 
 void SleepTransaction::stay_in_place(Backing& backing) noexcept {
@@ -188,6 +181,11 @@ void SleepTransaction::describe(model::Report& report) const {
             report.notes.push_back(fmt::format("host memory is short: {} of contents went to {}",
                                                format_bytes(save_.spilled()),
                                                model::in_words(model::k_other_stores.front())));
+        });
+    if (!not_kept_)
+        ignoring_errors([&] {
+            report.notes.push_back("files may be removed when the process wakes: " +
+                                   not_kept_.error().message);
         });
     if (unreleased_ == 0) return;
     ignoring_errors([&] {

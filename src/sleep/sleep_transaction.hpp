@@ -20,8 +20,8 @@ struct DeviceSleep {
 };
 
 /// Prepares (copies and seals) and commits (unmaps and releases) a sleep. Until commit() any failure leaves
-/// all memory mapped with its contents. From then on there is no way back: what processes share may already
-/// sleep elsewhere.
+/// all memory mapped with its contents. From its first unmap on there is no way back: what processes share
+/// may already sleep elsewhere.
 class SleepTransaction {
 public:
     /// All outlive it. `looks_for_room`: it fails before it copies anything if host memory has no room now.
@@ -37,10 +37,10 @@ public:
 
     /// Errors: out_of_host_memory, out_of_disk, io_failed, driver_failed, context_lost, cancelled, timed_out.
     [[nodiscard]] Result<void> prepare(const contents::Control& control);
-    /// Names the files that are to stay. Errors: io_failed, out_of_host_memory.
-    [[nodiscard]] Result<void> keep_files();
-    /// All sleeps. What the driver does not unmap or release then keeps its memory until the wake.
-    void commit() noexcept;
+    /// All sleeps. What the driver does not unmap or release then keeps its memory until the wake. Errors: of
+    /// files that are to stay and cannot be named; everything is still mapped. Where others have gone on,
+    /// `goes_on`, that is only noted.
+    [[nodiscard]] Result<void> commit(bool goes_on) noexcept;
     /// Adds what was done on each device, and a note of what could not be released.
     void describe(model::Report& report) const;
 
@@ -48,8 +48,6 @@ private:
     /// Waits for what others of the user's processes retain, where all may hold no more together; then looks
     /// whether there is room, where that is asked for.
     [[nodiscard]] Result<void> find_room(contents::ProgressCounter& progress) const;
-    /// What is kept counts from now on.
-    void admit() noexcept;
     void forget_kept() noexcept;
     void unmap_all() noexcept;
     /// It sleeps, and its memory holds its contents.
@@ -68,8 +66,7 @@ private:
     contents::Save save_; // outlives the sessions
     std::vector<DeviceSleep> devices_;
     std::size_t unreleased_ = 0;
-    bool is_admitted_ = false;
-    bool is_committed_ = false;
+    Result<void> not_kept_; ///< why files that are to stay may be removed
 };
 
 } // namespace gpu_sleep::sleep

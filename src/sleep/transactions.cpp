@@ -113,21 +113,15 @@ Result<void> Transactions::sleep(const model::SleepRequest& request, const Contr
         const log::Step step("copy contents");
         GPU_SLEEP_TRY(transaction.prepare(control));
         GPU_SLEEP_TRY(move.carry(control));
-        GPU_SLEEP_TRY(telling_of_call(control.progress, [&] { return transaction.keep_files(); }));
     }
     report.times.transfer = seconds_since(start);
     report.devices.reserve(report.devices.size() + plan.devices.size() + plan.give_up.size() +
                            plan.move.size());
-    GPU_SLEEP_TRY(pass_point_of_no_return(control));
+    const bool others_go = GPU_SLEEP_TRY(pass_point_of_no_return(control));
     const auto prepared = Clock::now();
     const log::Step step("release GPU memory");
     GPU_SLEEP_TRY(telling_of_call(
-        control.progress,
-        [&]() -> Result<void> {
-            transaction.commit();
-            return {};
-        },
-        model::Progress::Phase::release));
+        control.progress, [&] { return transaction.commit(others_go); }, model::Progress::Phase::release));
     move.admit();
     report.times.release = seconds_since(prepared);
     report.changed = true;
@@ -271,7 +265,8 @@ Result<Woken> Transactions::wake(const model::WakeRequest& request, const Contro
         // What takes memory comes first: what is awake must be told of.
         woken = woken_but(spoiled, plan);
         report.devices.reserve(report.devices.size() + plan.devices.size());
-        return pass_point_of_no_return(control);
+        static_cast<void>(GPU_SLEEP_TRY(pass_point_of_no_return(control)));
+        return {};
     });
     if (!prepared) {
         if (transaction.undo()) contents_.protect(); // or it is read still
@@ -378,15 +373,15 @@ Woken Transactions::woken_but(const Spoiled& spoiled, const WakePlan& plan) cons
     return woken;
 }
 
-Result<void> pass_point_of_no_return(const contents::Control& control) {
+Result<bool> pass_point_of_no_return(const contents::Control& control) {
     if (Clock::now() >= control.deadline)
         return make_error(ErrorCode::timed_out, "time ran out when all was ready, and everything was undone");
-    const auto is_told = GPU_SLEEP_TRY(control.wait_for_others());
-    auto asked = guarded([&]() -> Result<void> {
-        if (control.progress({model::Progress::Phase::release, 0, 0})) return {};
+    const auto are_told = GPU_SLEEP_TRY(control.wait_for_others());
+    auto asked = guarded([&]() -> Result<bool> {
+        if (control.progress({model::Progress::Phase::release, 0, 0})) return false;
         return make_error(ErrorCode::cancelled, "the request was withdrawn");
     });
-    return is_told ? Result<void>() : asked; // others that were told have gone on
+    return are_told ? Result<bool>(true) : asked;
 }
 
 } // namespace gpu_sleep::sleep

@@ -134,7 +134,8 @@ private:
 /// Waits for others that go together with this one (Control::wait_for_others), for whom the deadline is not
 /// heeded any more, and asks a last time whether to go on. From here on neither a withdrawal nor the deadline
 /// is heeded, and the asker has been told so. All is ready, and can still be undone; where memory is moved,
-/// its mutex is held. Errors: cancelled, timed_out.
-[[nodiscard]] Result<void> pass_point_of_no_return(const contents::Control& control);
+/// its mutex is held. Returns whether others were told, too: then it must go on. Errors: cancelled,
+/// timed_out.
+[[nodiscard]] Result<bool> pass_point_of_no_return(const contents::Control& control);
 
 } // namespace gpu_sleep::sleep

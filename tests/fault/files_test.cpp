@@ -90,7 +90,7 @@ TEST_CASE("Files: none of those that are to stay does when the sleep fails at it
         };
     }
     SECTION("for the driver fails") {
-        sim_fail("cuMemUnmap", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
+        sim_fail("cuMemcpyDtoHAsync", 2, CUDA_ERROR_UNKNOWN, SIM_ONCE);
     }
     REQUIRE_FALSE(kept.fixture.sleep(kept.request));
     sim_clear();
@@ -191,9 +191,9 @@ TEST_CASE("Kept files: a sleep that cannot name one of them leaves none, and can
           "[transaction]") {
     const auto missing = GENERATE(std::size_t{0}, std::size_t{1}, std::size_t{2});
     ThreeFiles three(true);
+    CallWords words;
     three.fixture.control().progress = [&](const model::Progress& progress) {
-        if (progress.phase == model::Progress::Phase::transfer && progress.done == progress.total &&
-            !fs::exists(three.scratch.file("away")))
+        if (!words.are(progress) && progress.phase == model::Progress::Phase::release)
             fs::rename(three.files().at(missing), three.scratch.file("away"));
         return true;
     };
