@@ -43,8 +43,7 @@ TEST_CASE("Small allocations: one that is made while its tag sleeps is awake, an
     CHECK(fixture.ledger().backings().size() == ranges); // both take more again
 }
 
-TEST_CASE("Small allocations: the mark of one that was freed does not count for its neighbour",
-          "[transaction]") {
+TEST_CASE("Small allocations: the mark of a freed one does not count for its neighbour", "[transaction]") {
     EngineFixture fixture;
     const auto freed = fixture.add(0, "weights", 4096);
     preserve(fixture, freed);
@@ -56,8 +55,7 @@ TEST_CASE("Small allocations: the mark of one that was freed does not count for 
     CHECK(fixture.ledger().report().front().needs_refill);
 }
 
-TEST_CASE("Small allocations: one in the place of another that was freed does not inherit its mark",
-          "[transaction]") {
+TEST_CASE("Small allocations: one in the place of a freed one does not inherit its mark", "[transaction]") {
     EngineFixture fixture;
     const auto preserved = fixture.add(0, "weights", 4096);
     const auto freed = fixture.add(0, "weights", 4096);

@@ -6,7 +6,6 @@
 #include "control/checkpoint_record.hpp"
 
 #include "client/gpu_queue.hpp"
-#include "support/not_copied.hpp"
 #include "support/other_user.hpp"
 
 #include <sys/resource.h>
@@ -86,8 +85,7 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     CHECK_FALSE(as_user(k_other_user, [&] { return recorded_processes().contains(process.pid); }));
 }
 
-TEST_CASE("Checkpoint record: what cannot be written changes nothing, or leaves nothing",
-          "[checkpoint_record]") {
+TEST_CASE("Checkpoint record: what cannot be written changes or leaves nothing", "[checkpoint_record]") {
     const auto record = need(CheckpointRecord::open(process_of(::geteuid()), k_moment));
     REQUIRE(record.write({k_needs, true}));
     REQUIRE(record.write({k_needs})); // shorter

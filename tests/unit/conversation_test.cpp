@@ -137,8 +137,7 @@ TEST_CASE("Conversation: no step is taken for an agent that knows of a withdrawa
     CHECK_FALSE(*is_taken);
 }
 
-TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to nothing has a reason",
-          "[conversation]") {
+TEST_CASE("Answer: a refusal is one whatever the figures say; nothing done has a reason", "[conversation]") {
     model::Report report;
     CHECK(refusal_in(report).empty());
     report.notes = {"files stay in /d"};

@@ -11,8 +11,7 @@ using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
 
-TEST_CASE_METHOD(OpenGate, "Gate: checked, it holds what names a sleeping address or may name any",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: checked, it holds what names a sleeping address or may name any") {
     auto checked = rule(OnTouch::fail);
     checked.checked = true;
     checked.sleeping = {{1'000, 2'000}, {5'000, 6'000}};
@@ -39,7 +38,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: checked, it holds what names a sleeping addres
     CHECK_FALSE(passes(Touch::shares, &unknown));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: checked, it looks at a call with no signal blocked", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: checked, it looks at a call with no signal blocked") {
     auto checked = rule(OnTouch::fail);
     checked.checked = true;
     checked.sleeping = {{1'000, 2'000}};
@@ -56,8 +55,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: checked, it looks at a call with no signal blo
 }
 
 TEST_CASE_METHOD(OpenGate,
-                 "Gate: draining in part asleep, it lets nothing through that may touch what sleeps",
-                 "[gate]") {
+                 "Gate: draining in part asleep, it lets nothing through that may touch what sleeps") {
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(std::move(part));
@@ -80,8 +78,7 @@ TEST_CASE_METHOD(OpenGate,
     other.leave();
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: with memory back and callbacks under way, what takes memory passes",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: with memory back and callbacks under way, what takes memory passes") {
     fall_asleep(rule(OnTouch::fail));
     the_gate().let_allocate(rule(OnTouch::fail));
     CHECK(passes(Touch::takes));
@@ -94,8 +91,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: with memory back and callbacks under way, what
 }
 
 TEST_CASE_METHOD(OpenGate,
-                 "Gate: while callbacks run, what takes memory is held where it names what still sleeps",
-                 "[gate]") {
+                 "Gate: while callbacks run, what takes memory is held where it names what still sleeps") {
     auto part = rule(OnTouch::fail);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(part);

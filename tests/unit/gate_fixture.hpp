@@ -6,7 +6,6 @@
 
 #include "gate/gate.hpp"
 #include "support/catch.hpp"
-#include "support/not_copied.hpp"
 
 namespace gpu_sleep::test {
 

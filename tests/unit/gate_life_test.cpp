@@ -5,7 +5,6 @@
 
 #include "gate_fixture.hpp"
 #include "support/child.hpp"
-#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 using gate::Gate;
@@ -38,7 +37,7 @@ private:
 
 } // namespace
 
-TEST_CASE_METHOD(OpenGate, "Gate: a thread's seat is the next one's after its end", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a thread's seat is the next one's after its end") {
     const auto* const mine = &gate::Seats::own();
     gate::Seat* first = nullptr;
     gate::Seat* second = nullptr;
@@ -64,7 +63,7 @@ TEST_CASE(
     CHECK(first != &gate::Seats::own());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: abandoned while awake, it is open for good", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: abandoned while awake, it is open for good") {
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         the_gate().abandon();
@@ -75,7 +74,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: abandoned while awake, it is open for good", "
     }));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: abandoned while asleep, every touch fails, those that wait too", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: abandoned while asleep, every touch fails, those that wait too") {
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         if (!the_gate().close(after(k_patience), goes_on)) return false;
@@ -87,7 +86,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: abandoned while asleep, every touch fails, tho
     }));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a child of fork has a gate that nobody has passed", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a child of fork has a gate that nobody has passed") {
     Toucher inside;
     REQUIRE(inside.gets_in());
     std::thread closer([&] { static_cast<void>(the_gate().close(after(k_patience), goes_on)); });

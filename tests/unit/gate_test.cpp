@@ -4,7 +4,6 @@
 
 #include "gate_fixture.hpp"
 #include "support/broken_error.hpp"
-#include "support/not_copied.hpp"
 
 #include <csetjmp>
 #include <numeric>
@@ -58,14 +57,14 @@ private:
 
 } // namespace
 
-TEST_CASE_METHOD(OpenGate, "Gate: open, it holds nothing", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: open, it holds nothing") {
     const auto held = the_gate().waiting().held_ever;
     for (const auto touch : k_touches) CHECK(passes(touch));
     CHECK(the_gate().phase() == Gate::Phase::open);
     CHECK(the_gate().waiting().held_ever == held);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: closing waits for those inside", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: closing waits for those inside") {
     Toucher inside;
     REQUIRE(inside.gets_in());
     std::atomic<bool> is_closed{false};
@@ -77,7 +76,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: closing waits for those inside", "[gate]") {
     CHECK(is_closed);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: closing that is late or withdrawn leaves it as it was", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: closing that is late or withdrawn leaves it as it was") {
     Toucher inside;
     REQUIRE(inside.gets_in());
     CHECK(error_of(the_gate().close(after(k_moment), goes_on)).code == ErrorCode::timed_out);
@@ -86,8 +85,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: closing that is late or withdrawn leaves it as
     CHECK(passes(Touch::submits));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets one touch through when asked, the oldest first",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets one touch through when asked, the oldest first") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     CHECK_FALSE(the_gate().release_oldest());
     Toucher first;
@@ -108,8 +106,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets one touch through when asked
     CHECK_FALSE(the_gate().release_oldest());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through counts as inside, however late it enters",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through counts as inside, however late it enters") {
     for (int i = 0; i < 100; ++i) {
         REQUIRE(the_gate().close(after(k_patience), goes_on));
         Toucher toucher;
@@ -122,8 +119,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through counts as inside, howe
     }
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through and comes too late is held like the others",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through and comes too late is held like the others") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     Toucher toucher;
     REQUIRE(waits(1));
@@ -134,7 +130,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through and comes too late is 
     CHECK(toucher.stays_out()); // once let through, once held: not let through for ever
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets nobody through who waits because of a pause", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets nobody through who waits because of a pause") {
     auto paused = rule(OnTouch::wait);
     paused.paused = true;
     fall_asleep(paused);
@@ -154,7 +150,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets nobody through who waits bec
     CHECK(later.gets_in()); // the pause is over
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: it can hold captures alone", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: it can hold captures alone") {
     the_gate().hold_captures();
     Toucher capture(Touch::captures);
     REQUIRE(waits(1));
@@ -165,7 +161,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: it can hold captures alone", "[gate]") {
     CHECK(capture.gets_in());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches wait until it opens", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches wait until it opens") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] { ++wakes; });
     const auto held = the_gate().waiting().held_ever;
@@ -185,8 +181,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches wait until it opens", "[gate]"
     CHECK(wakes == 0);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches go on without a wake once all that slept was freed",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches go on without a wake once all that slept was freed") {
     auto how = rule(OnTouch::wait);
     how.sleeping = {{1'000, 2'000}, {3'000, 6'000}};
     fall_asleep(std::move(how));
@@ -202,7 +197,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches go on without a wake once all 
     CHECK(Gate::is_open());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: paused, touches wait although nothing sleeps any more", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: paused, touches wait although nothing sleeps any more") {
     auto how = rule(OnTouch::wait);
     how.sleeping = {{1'000, 2'000}};
     how.paused = true;
@@ -215,8 +210,8 @@ TEST_CASE_METHOD(OpenGate, "Gate: paused, touches wait although nothing sleeps a
     CHECK(waiting.gets_in());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: what is held is told that the gate opens, long before it would look again",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate,
+                 "Gate: what is held is told that the gate opens, long before it would look again") {
     bool is_told = false;
     for (int tries = 0; !is_told && tries < 5; ++tries) { // a busy machine may be late
         fall_asleep(rule(OnTouch::wait));
@@ -231,7 +226,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: what is held is told that the gate opens, long
     CHECK(is_told);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches ask to be woken, not more than once a second", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches ask to be woken, not more than once a second") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] { ++wakes; });
     fall_asleep(rule(OnTouch::wake));
@@ -246,8 +241,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches ask to be woken, not more than
 }
 
 TEST_CASE_METHOD(OpenGate,
-                 "Gate: a touch asks at once, however shortly before the last sleep was ended by one",
-                 "[gate]") {
+                 "Gate: a touch asks at once, however shortly before the last sleep was ended by one") {
     the_gate().set_waker([] {});
     for (int i = 0; i < 3; ++i) {
         fall_asleep(rule(OnTouch::wake));
@@ -263,7 +257,7 @@ TEST_CASE_METHOD(OpenGate,
     }
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a touch that asked to be woken waits no longer than its limit", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a touch that asked to be woken waits no longer than its limit") {
     the_gate().set_waker([] { the_gate().wake_refused(); });
     fall_asleep(rule(OnTouch::wake, Milliseconds(200)));
     const auto start = Clock::now();
@@ -274,8 +268,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a touch that asked to be woken waits no longer
     CHECK(the_gate().waiting().held_now == 0);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a touch with little time asks in it, though another has just asked",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a touch with little time asks in it, though another has just asked") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] {
         ++wakes;
@@ -289,8 +282,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a touch with little time asks in it, though an
     }
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a touch with no time has the wake that it asks for, and no other",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a touch with no time has the wake that it asks for, and no other") {
     std::atomic<int> wakes{0};
     const auto limit = GENERATE(Milliseconds(0), Milliseconds(1));
     SECTION("which comes, if late") {
@@ -313,7 +305,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a touch with no time has the wake that it asks
     }
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a touch asks at once after a wake that nobody wanted any more", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a touch asks at once after a wake that nobody wanted any more") {
     std::atomic<int> wakes{0};
     the_gate().set_waker([&] { ++wakes; });
     fall_asleep(rule(OnTouch::wake, std::nullopt));
@@ -327,7 +319,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a touch asks at once after a wake that nobody 
     CHECK(touch.gets_in());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches fail where that was chosen", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches fail where that was chosen") {
     fall_asleep(rule(OnTouch::fail));
     for (const auto touch : k_touches) CHECK(passes(touch) == (touch == Touch::ends));
     Toucher refused;
@@ -336,14 +328,13 @@ TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches fail where that was chosen", "
     CHECK(passes(Touch::submits));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a refused touch counts as outside", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a refused touch counts as outside") {
     fall_asleep(rule(OnTouch::fail));
     CHECK_FALSE(passes(Touch::submits));
     std::thread([] { CHECK(the_gate().close(after(k_patience), goes_on)); }).join();
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a thread that is cancelled while it waits ends when its call is done",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a thread that is cancelled while it waits ends when its call is done") {
     const Handler tests([](int) { ::pthread_testcancel(); });
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     std::atomic<bool> is_through{false};
@@ -370,8 +361,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread that is cancelled while it waits ends
 }
 
 TEST_CASE_METHOD(OpenGate,
-                 "Gate: a call that its thread has left by a jump is not waited for once it calls again",
-                 "[gate]") {
+                 "Gate: a call that its thread has left by a jump is not waited for once it calls again") {
     const bool asks = GENERATE(false, true);
     std::atomic<bool> is_out{false}, may_call{false}, has_called{false};
     const bool goes_deeper = GENERATE(false, true);
@@ -422,7 +412,7 @@ TEST_CASE_METHOD(OpenGate,
     CHECK(the_gate().close(after(k_patience), goes_on));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a thread may jump away from it while it waits", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a thread may jump away from it while it waits") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_out{false}, may_go_on{false};
@@ -451,8 +441,8 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread may jump away from it while it waits"
     CHECK(the_gate().close(after(k_patience), goes_on));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a handler may call while its thread is held, whose call counts afterwards",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate,
+                 "Gate: a handler may call while its thread is held, whose call counts afterwards") {
     static std::atomic<int> s_calls{0};
     s_calls = 0;
     const Handler calls([](int) {
@@ -482,8 +472,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a handler may call while its thread is held, w
     thread.join();
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a held call keeps its place, whatever a handler has called meanwhile",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a held call keeps its place, whatever a handler has called meanwhile") {
     static thread_local sigjmp_buf t_in_handler;
     static std::atomic<bool> s_has_called;
     static bool s_jumps;
@@ -525,7 +514,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a held call keeps its place, whatever a handle
     thread.join();
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: who jumps away from it leaves nothing of the stack in its list", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: who jumps away from it leaves nothing of the stack in its list") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<int> jumped{0};
@@ -554,8 +543,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: who jumps away from it leaves nothing of the s
 
 TEST_CASE_METHOD(
     OpenGate,
-    "Gate: who has jumped away from it is not waited for when it is released, nor once it has ended",
-    "[gate]") {
+    "Gate: who has jumped away from it is not waited for when it is released, nor once it has ended") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_out{false}, may_end{false};
@@ -578,7 +566,7 @@ TEST_CASE_METHOD(
     CHECK(the_gate().waiting().held_now == 0);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves that counted", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves that counted") {
     constexpr std::size_t k_half = std::size_t{1} << 18;
     static ucontext_t s_within, s_after;
     static bool s_handles;
@@ -635,7 +623,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves t
     ::munmap(memory, 2 * k_half);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed") {
     constexpr int k_threads = 8;
     constexpr int k_passes = 100'000;
     constexpr int k_closings = 200;
@@ -686,8 +674,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: nobody is inside while it is closed", "[gate]"
     CHECK(refused == 0);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a touch that waits says so, and holds nobody up where nobody reads it",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a touch that waits says so, and holds nobody up where nobody reads it") {
     const PipeAsError pipe;
     const bool is_full = GENERATE(false, true);
     if (is_full) pipe.fill();

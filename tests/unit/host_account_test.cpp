@@ -35,8 +35,7 @@ bool becomes_false(Condition&& is_so) {
 
 } // namespace
 
-TEST_CASE("Host account: without a limit anything may be taken, and it is counted all the same",
-          "[host_account]") {
+TEST_CASE("Host account: without a limit anything may be taken, and is counted as well", "[host_account]") {
     const Scratch scratch;
     const auto directory = scratch.path().string();
     HostAccount one(directory);
@@ -92,8 +91,7 @@ TEST_CASE("Host account: the part of a process that was killed does not count", 
     CHECK(account.room()->bytes == 100);
 }
 
-TEST_CASE("Host account: a child of fork() starts without its parent's part, and leaves it alone",
-          "[host_account]") {
+TEST_CASE("Host account: a child of fork() has none of its parent's part, nor touches it", "[host_account]") {
     const Scratch scratch;
     const auto directory = scratch.path().string();
     HostAccount account(directory);
@@ -128,8 +126,7 @@ TEST_CASE("Host account: a child of fork() does not wait for what its parent is 
     CHECK_FALSE(file.find_lock(LockedFile::Holder::descriptor, k_turn_at, 1)); // nor does the child keep it
 }
 
-TEST_CASE("Host account: whose descriptor is closed on an overlay does not count until it takes more",
-          "[host_account]") {
+TEST_CASE("Host account: a descriptor closed on an overlay counts once it takes more", "[host_account]") {
     const Scratch scratch;
     const auto directory = scratch.path().string();
     const Overlay overlay(directory);

@@ -49,8 +49,7 @@ constexpr Part k_others{"other", true, false};
 
 } // namespace
 
-TEST_CASE("Touch rule: a checked gate is the operator's choice, or of a program that parted what sleeps",
-          "[touch_rule]") {
+TEST_CASE("Touch rule: a checked gate is the operator's choice, or a parting program's", "[touch_rule]") {
     struct Case {
         const char* what;
         Parts parts;
