@@ -6,7 +6,6 @@
 #include "empty_tmp.hpp"
 #include "peer.hpp"
 #include "place.hpp"
-#include "support/not_copied.hpp"
 
 #include <sys/resource.h>
 
@@ -91,8 +90,7 @@ TEST_CASE("Descriptors: a sleeping program that has none left is asked and told"
     host.wake_whole();
 }
 
-TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where there are none left",
-          "[descriptors]") {
+TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where none is left", "[descriptors]") {
     LoadedHost host;
     const AllUsed used(host);
     Peer silent(host);
@@ -146,8 +144,7 @@ TEST_CASE("Descriptors: a daemon's child finds those free that it had closed", "
     }
 }
 
-TEST_CASE("Descriptors: a directory whose name nobody can guess is gone with the last socket in it",
-          "[descriptors]") {
+TEST_CASE("Descriptors: a directory that nobody can guess is gone with its last socket", "[descriptors]") {
     if (!has_empty_tmp()) return;
     const auto done =
         ended(run(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && { echo 'alloc weights 4096 0'; "

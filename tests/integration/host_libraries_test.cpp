@@ -20,16 +20,14 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
     CHECK(ended(program.ends()).err.empty());
 }
 
-TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
-          "[host_safety]") {
+TEST_CASE("Host safety: a program initialises CUDA while a library's constructor does", "[host_safety]") {
     // Neither waits for what the other has.
     auto program = Program::ready({"constructor", library_file("libsafety_constructor.so")});
     program.cycle();
     program.go_on_to_end();
 }
 
-TEST_CASE("Host safety: a library bound to its own dependencies first is intercepted with --audit",
-          "[host_safety]") {
+TEST_CASE("Host safety: a library bound to its own first is intercepted with --audit", "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const bool is_audited = GENERATE(false, true);
     auto program = Program::loader({"deep", library_file("libsafety_plugin.so")},
@@ -52,8 +50,7 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is interce
     CHECK(program.go_on_to_end().err.empty());
 }
 
-TEST_CASE("Host safety: a library in a namespace of its own works with --audit and without",
-          "[host_safety]") {
+TEST_CASE("Host safety: a library in its own namespace works with --audit and without", "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const auto options = GENERATE(Arguments{}, Arguments{"--audit"});
     auto program = Program::loader({"apart", library_file("libsafety_plugin.so")}, options);

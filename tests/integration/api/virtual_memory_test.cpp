@@ -3,7 +3,6 @@
 // The program's own virtual memory: what keeps it on the GPU, and what does not.
 
 #include "callbacks.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep::test;
@@ -86,8 +85,7 @@ TEST_CASE_METHOD(Gpu, "Virtual memory: what another device may hold by its addre
     CHECK(bytes_that_sleep() == 0);
 }
 
-TEST_CASE_METHOD(Gpu, "Virtual memory: what is mapped at several addresses stays, and shows the same at each",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Virtual memory: what is mapped at several addresses stays, alike at each", "[api]") {
     const Range range(4 * k_mib);
     CHECK(bytes_that_sleep() == range.bytes);
     const auto second = sim::testing::reserve(range.bytes);
@@ -212,7 +210,7 @@ TEST_CASE_METHOD(Gpu, "Virtual memory: it is mapped and unmapped while after-wak
     const auto unmap = [&] { return cuMemUnmap(cached.address, cached.bytes) == CUDA_SUCCESS; };
     REQUIRE(unmap());
     bool is_done = false;
-    const Callbacks callbacks({}, [&](const gpu_sleep_event*) {
+    const Callbacks callbacks({}, [&] {
         // As an allocator does under its mutex, for which the callback waits.
         auto allocator = std::async(std::launch::async, [&] { return map() && unmap() && map(); });
         is_done = allocator.wait_for(k_patience) == std::future_status::ready && allocator.get();

@@ -29,8 +29,7 @@ struct Crowd {
 
 } // namespace
 
-TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked for",
-          "[deep][deep_together]") {
+TEST_CASE("Deep room: what a checkpoint frees beyond its count is looked for", "[deep][deep_together]") {
     DeepFamily family(1);
     Host other(family.plain());
     other.tell("start");

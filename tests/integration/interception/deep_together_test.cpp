@@ -5,8 +5,6 @@
 
 #include "deep_family.hpp"
 
-#include "support/sanitized.hpp"
-
 using namespace gpu_sleep::test;
 
 namespace {
@@ -96,8 +94,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
     family.check_completes();
 }
 
-TEST_CASE("Deep together: whichever call of the command's fails, each is as it says",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: whichever call of the command fails, each is as it says", "[deep][deep_together]") {
     constexpr int k_calls = 8; // of the driver, and some more
     DeepFamily family(3);
     int failed = 0;
@@ -118,8 +115,7 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
     CHECK(failed >= (is_sanitized() ? 2 : 6));
 }
 
-TEST_CASE("Deep together: one that goes back with the others meets touches as before",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one that goes back with others meets touches as before", "[deep][deep_together]") {
     DeepFamily family(2);
     REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[0].pid()), "--deep"})).status == 0);
     const auto number = family[1].tell("alloc managed 4194304");
@@ -148,8 +144,7 @@ TEST_CASE("Deep together: one that uses semaphores once all are checked sleeps p
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one stopped amid the driver's part is given up alone", "[deep][deep_together]") {
     DeepFamily family(3);
     auto process = start_checkpoints(family, "4s");
     family[1].process().signal(SIGSTOP);
@@ -162,8 +157,7 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one killed amid the driver's part takes nobody along", "[deep][deep_together]") {
     DeepFamily family(3);
     auto process = start_checkpoints(family, "4s");
     family.kill_last();

@@ -108,8 +108,7 @@ TEST_CASE("Interception: a touch while asleep waits until the process is awake",
     if (what == "copy 1 0") CHECK(answer == "ok " + other.hash);
 }
 
-TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked for",
-          "[quick][interception]") {
+TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked", "[quick][interception]") {
     Captured host(k_linked);
     auto piece = make_piece(host, "plain", k_piece_bytes);
     host.sleep({"--on-touch", "wake"});
@@ -141,8 +140,7 @@ TEST_CASE("Interception: touches are met as the last request that said so wants 
     CHECK(host.report("gate/on_touch") == "wait"); // as the next sleep would have it
 }
 
-TEST_CASE("Interception: a wake that is withdrawn does not wait for the call that it waited for",
-          "[interception]") {
+TEST_CASE("Interception: a withdrawn wake does not wait for the call it waited for", "[interception]") {
     Captured host(k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:3s"});
     const auto small = make_piece(host, "plain", k_piece_bytes);
     host.tell("alloc plain 10485760");
@@ -257,8 +255,7 @@ TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is 
     check_intact(host, moved);
 }
 
-TEST_CASE("Interception: memory that is left to the driver on request is reported until it is gone",
-          "[interception]") {
+TEST_CASE("Interception: memory left to the driver on request is reported while there", "[interception]") {
     using Case = std::pair<const char*, const char*>;
     const auto [setting, reason] = GENERATE(Case{"GPU_SLEEP_MIN_SIZE=1073741824", "--min-size"},
                                             Case{"GPU_SLEEP_RULES=capture=0", "a rule"});

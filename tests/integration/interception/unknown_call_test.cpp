@@ -5,8 +5,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
-
 using namespace gpu_sleep::test;
 
 namespace {
@@ -62,8 +60,7 @@ TEST_CASE("Unknown call: the first one waits while the process sleeps, or is ref
     CHECK(host.command("gpu-sleep").status == 1);
 }
 
-TEST_CASE("Unknown call: one that the driver's look-up alone has, but that is known, is none",
-          "[unknown_call]") {
+TEST_CASE("Unknown call: one that only the driver's look-up has, but is known, is none", "[unknown_call]") {
     Captured host(k_runtime); // it asks the look-up for every name
     const auto from = make_piece(host, "plain", k_piece_bytes);
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));

@@ -4,7 +4,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep::test;
