@@ -123,8 +123,7 @@ TEST_CASE("Answer timeout: behind the point of no return there is a limit of its
     CHECK(timeout.end() == k_begin + 1s + AnswerTimeout::k_release + 30s);
 }
 
-TEST_CASE("Answer timeout: a call of the driver for a deep sleep has a limit, whatever the agent says",
-          "[answer_timeout]") {
+TEST_CASE("Answer timeout: the driver's call for a deep sleep has a limit of its own", "[answer_timeout]") {
     const model::Progress deep{model::Progress::Phase::deep, 0, 0};
     AnswerTimeout timeout({1s, 5s, false, 0s}, k_begin);
     timeout.hear({model::Progress::Phase::release, 0, 0}, k_begin);

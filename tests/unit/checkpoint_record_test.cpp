@@ -47,8 +47,7 @@ struct OwnersPlace : NotCopied {
 
 } // namespace
 
-TEST_CASE("Checkpoint record: root and the owner of a process have one record, and stand in one line",
-          "[checkpoint_record]") {
+TEST_CASE("Checkpoint record: root and the owner have one record, and one line", "[checkpoint_record]") {
     if (::geteuid() != 0) return skip_without_right("act as another user");
     const OwnersPlace place;
     const auto process = process_of(k_one_user);

@@ -225,9 +225,7 @@ TEST_CASE("Checkpoint room: one without an agent needs what became free, or what
     CHECK(need_of_all({}, 16 * k_mib) == 0);
 }
 
-TEST_CASE("Checkpoint room: one with an agent needs its rest, and the larger of what wakes and what is not "
-          "counted",
-          "[checkpoint]") {
+TEST_CASE("Checkpoint room: with an agent: its rest, and the larger of woken and uncounted", "[checkpoint]") {
     const auto need = [](Bytes used, Bytes freed, Bytes waking) {
         return need_of(rest_of(used, freed), waking);
     };

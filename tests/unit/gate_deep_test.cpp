@@ -71,9 +71,7 @@ TEST_CASE_METHOD(DeepGate, "Gate: a deep sleep waits for questions, and holds wh
     CHECK(second.comes_to(Asker::At::inside));
 }
 
-TEST_CASE_METHOD(
-    DeepGate,
-    "Gate: in a deep sleep a question is answered if it can be, while nobody waits for its thread") {
+TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep a question is answered if nobody waits for its thread") {
     bool was_inside = false;
     const auto is_answered = [&] {
         const Question question("cuAsk", [&] {

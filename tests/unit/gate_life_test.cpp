@@ -47,9 +47,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread's seat is the next one's after its en
     CHECK(first != mine);
 }
 // Run by itself: the gate takes its key once.
-TEST_CASE(
-    "Gate: in a program that has taken all keys, it uses none of theirs, and seats are left all the same",
-    "[.][gate_without_keys]") {
+TEST_CASE("Gate: where all keys are taken, it uses none, and seats are left", "[.][gate_without_keys]") {
     const AllKeys keys;
     auto* const others = ::pthread_getspecific(0); // whoever made it
     CHECK(passes(Touch::submits));
@@ -91,8 +89,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a child of fork has a gate that nobody has pas
     REQUIRE(inside.gets_in());
     std::thread closer([&] { static_cast<void>(the_gate().close(after(k_patience), goes_on)); });
     REQUIRE(becomes_true([] { return the_gate().phase() == Gate::Phase::draining; }));
-    Toucher waiter;
-    REQUIRE(waits(1));
+    HeldToucher waiter;
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         const auto waiting = the_gate().waiting();

@@ -137,8 +137,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: every touch counts, also within another and wh
     CHECK_FALSE(the_gate().activity().is_inside);
     fall_asleep(rule(OnTouch::wait));
     {
-        Toucher held;
-        REQUIRE(waits(1));
+        HeldToucher held;
         CHECK(touches() == before + 4);
         CHECK_FALSE(the_gate().activity().is_inside);
         the_gate().open();

@@ -40,18 +40,24 @@ template <class Body>
     asm volatile("" : : "r"(space.data()) : "memory");
 }
 
-/// Handles SIGUSR1 while it lives.
+/// Handles SIGUSR1 while it lives, and leaves errno as it was.
 class Handler : NotCopied {
 public:
     explicit Handler(void (*handler)(int), int flags = 0) {
         struct sigaction action {};
-        action.sa_handler = handler;
+        s_handler = handler;
+        action.sa_handler = [](int signal) {
+            const int errno_before = errno;
+            s_handler(signal);
+            errno = errno_before;
+        };
         action.sa_flags = flags;
         REQUIRE(::sigaction(SIGUSR1, &action, &before_) == 0);
     }
     ~Handler() { ::sigaction(SIGUSR1, &before_, nullptr); }
 
 private:
+    static inline void (*s_handler)(int);
     struct sigaction before_ {};
 };
 
@@ -88,10 +94,8 @@ TEST_CASE_METHOD(OpenGate, "Gate: closing that is late or withdrawn leaves it as
 TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets one touch through when asked, the oldest first") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     CHECK_FALSE(the_gate().release_oldest());
-    Toucher first;
-    REQUIRE(waits(1));
-    Toucher second(Touch::takes);
-    REQUIRE(waits(2));
+    HeldToucher first;
+    HeldToucher second(Touch::takes);
     CHECK(first.stays_out());
     CHECK(second.stays_out());
 
@@ -109,8 +113,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets one touch through when asked
 TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through counts as inside, however late it enters") {
     for (int i = 0; i < 100; ++i) {
         REQUIRE(the_gate().close(after(k_patience), goes_on));
-        Toucher toucher;
-        REQUIRE(waits(1));
+        HeldToucher toucher;
         REQUIRE(the_gate().release_oldest());
         toucher.let_leave();
         REQUIRE(the_gate().wait_empty(after(k_patience), goes_on));
@@ -121,8 +124,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through counts as inside, howe
 
 TEST_CASE_METHOD(OpenGate, "Gate: whoever was let through and comes too late is held like the others") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
-    Toucher toucher;
-    REQUIRE(waits(1));
+    HeldToucher toucher;
     REQUIRE(the_gate().release_oldest());
     the_gate().keep_shut(rule(OnTouch::wait));
     if (!toucher.stays_out()) return; // it was quick, as it may be
@@ -134,8 +136,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets nobody through who waits bec
     auto paused = rule(OnTouch::wait);
     paused.paused = true;
     fall_asleep(paused);
-    Toucher toucher;
-    REQUIRE(waits(1));
+    HeldToucher toucher;
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     the_gate().release_oldest();
     CHECK(toucher.stays_out());
@@ -144,16 +145,14 @@ TEST_CASE_METHOD(OpenGate, "Gate: draining, it lets nobody through who waits bec
     CHECK(toucher.gets_in());
     toucher.leave();
     REQUIRE(the_gate().close(after(k_patience), goes_on));
-    Toucher later;
-    REQUIRE(waits(1));
+    HeldToucher later;
     REQUIRE(the_gate().release_oldest());
     CHECK(later.gets_in()); // the pause is over
 }
 
 TEST_CASE_METHOD(OpenGate, "Gate: it can hold captures alone") {
     the_gate().hold_captures();
-    Toucher capture(Touch::captures);
-    REQUIRE(waits(1));
+    HeldToucher capture(Touch::captures);
     for (const auto touch : {Touch::submits, Touch::shares, Touch::takes, Touch::nests, Touch::ends})
         CHECK(passes(touch));
     CHECK(capture.stays_out());
@@ -185,8 +184,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches go on without a wake once all 
     auto how = rule(OnTouch::wait);
     how.sleeping = {{1'000, 2'000}, {3'000, 6'000}};
     fall_asleep(std::move(how));
-    Toucher waiting;
-    REQUIRE(waits(1));
+    HeldToucher waiting;
     the_gate().forget({1'000, 2'000});
     the_gate().forget({4'000, 5'000}); // out of the middle
     CHECK(waiting.stays_out());        // some of it still sleeps
@@ -202,21 +200,18 @@ TEST_CASE_METHOD(OpenGate, "Gate: paused, touches wait although nothing sleeps a
     how.sleeping = {{1'000, 2'000}};
     how.paused = true;
     fall_asleep(std::move(how));
-    Toucher waiting;
-    REQUIRE(waits(1));
+    HeldToucher waiting;
     the_gate().forget({1'000, 2'000});
     CHECK(waiting.stays_out());
     the_gate().open();
     CHECK(waiting.gets_in());
 }
 
-TEST_CASE_METHOD(OpenGate,
-                 "Gate: what is held is told that the gate opens, long before it would look again") {
+TEST_CASE_METHOD(OpenGate, "Gate: what is held is told that the gate opens, long before it looks again") {
     bool is_told = false;
     for (int tries = 0; !is_told && tries < 5; ++tries) { // a busy machine may be late
         fall_asleep(rule(OnTouch::wait));
-        const Toucher toucher;
-        REQUIRE(waits(1));
+        const HeldToucher toucher;
         CHECK(toucher.stays_out());
         const auto start = Clock::now();
         the_gate().open();
@@ -240,8 +235,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: asleep, touches ask to be woken, not more than
     CHECK(second.gets_in());
 }
 
-TEST_CASE_METHOD(OpenGate,
-                 "Gate: a touch asks at once, however shortly before the last sleep was ended by one") {
+TEST_CASE_METHOD(OpenGate, "Gate: a touch asks at once, however shortly before the last sleep ended by one") {
     the_gate().set_waker([] {});
     for (int i = 0; i < 3; ++i) {
         fall_asleep(rule(OnTouch::wake));
@@ -360,8 +354,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread that is cancelled while it waits ends
     CHECK(is_through);
 }
 
-TEST_CASE_METHOD(OpenGate,
-                 "Gate: a call that its thread has left by a jump is not waited for once it calls again") {
+TEST_CASE_METHOD(OpenGate, "Gate: a call that was left by a jump is not waited for once its thread calls") {
     const bool asks = GENERATE(false, true);
     std::atomic<bool> is_out{false}, may_call{false}, has_called{false};
     const bool goes_deeper = GENERATE(false, true);
@@ -441,15 +434,12 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread may jump away from it while it waits"
     CHECK(the_gate().close(after(k_patience), goes_on));
 }
 
-TEST_CASE_METHOD(OpenGate,
-                 "Gate: a handler may call while its thread is held, whose call counts afterwards") {
+TEST_CASE_METHOD(OpenGate, "Gate: a handler may call while its thread is held, which counts afterwards") {
     static std::atomic<int> s_calls{0};
     s_calls = 0;
     const Handler calls([](int) {
-        const int errno_before = errno;
         ++s_calls;
         static_cast<void>(passes(Touch::submits));
-        errno = errno_before;
     });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_inside{false}, may_leave{false};
@@ -479,13 +469,11 @@ TEST_CASE_METHOD(OpenGate, "Gate: a held call keeps its place, whatever a handle
     s_has_called = false;
     s_jumps = GENERATE(false, true);
     const Handler calls([](int) {
-        const int errno_before = errno;
         if (!s_jumps)
             static_cast<void>(passes(Touch::ends)); // which nothing holds now
         else if (sigsetjmp(t_in_handler, 0) == 0)
             jump_out_of<Passage>(t_in_handler, Touch::ends, "cuTouch");
         s_has_called = true;
-        errno = errno_before;
     });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_inside{false}, may_jump{false}, is_through{false};
@@ -541,9 +529,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: who jumps away from it leaves nothing of the s
     fall_asleep(rule(OnTouch::wait));
 }
 
-TEST_CASE_METHOD(
-    OpenGate,
-    "Gate: who has jumped away from it is not waited for when it is released, nor once it has ended") {
+TEST_CASE_METHOD(OpenGate, "Gate: who has jumped away is not waited for, when released or ended") {
     const Handler jumps([](int) { siglongjmp(t_back, 1); });
     fall_asleep(rule(OnTouch::wait));
     std::atomic<bool> is_out{false}, may_end{false};
@@ -576,13 +562,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a call on another stack within a call leaves t
     REQUIRE(memory != MAP_FAILED);
     static void* s_upper;
     s_upper = static_cast<char*>(memory) + k_half;
-    const Handler calls(
-        [](int) {
-            const int errno_before = errno;
-            static_cast<void>(passes(Touch::submits));
-            errno = errno_before;
-        },
-        SA_ONSTACK);
+    const Handler calls([](int) { static_cast<void>(passes(Touch::submits)); }, SA_ONSTACK);
     static std::atomic<bool> s_is_inside, s_may_leave;
     s_is_inside = s_may_leave = false;
     const auto body = [](void*) -> void* {
@@ -679,8 +659,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a touch that waits says so, and holds nobody u
     const bool is_full = GENERATE(false, true);
     if (is_full) pipe.fill();
     fall_asleep(rule(OnTouch::wait));
-    Toucher toucher;
-    REQUIRE(waits(1));
+    HeldToucher toucher;
     std::this_thread::sleep_for(Milliseconds(3'500)); // it says so after three seconds
     CHECK((pipe.read().find("cuTouch waits") != std::string::npos) == !is_full);
     the_gate().open();

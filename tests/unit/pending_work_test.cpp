@@ -159,8 +159,7 @@ TEST_CASE_METHOD(Session, "Pending work: what was noted and not waited for leave
     CHECK(sim_live_objects().plain_bytes == before);
 }
 
-TEST_CASE_METHOD(
-    Session, "Pending work: who only looks waits for nothing, and breaks no capture that has begun since") {
+TEST_CASE_METHOD(Session, "Pending work: who only looks waits for nothing, and breaks no later capture") {
     const auto api = load();
     auto* const busy = make_stream();
     auto* const captured = make_stream();

@@ -170,9 +170,7 @@ TEST_CASE("Policy: what is said of a user or a command goes before what is said 
     CHECK(policy_of(limits, {"bob", "", {"sh", ""}}).host_budget == 2 * k_gib);
 }
 
-TEST_CASE("Policy: an administrator's exemption of a user goes before all that commands and the user's own "
-          "file say",
-          "[policy]") {
+TEST_CASE("Policy: an administrator's exemption of a user goes before commands and own files", "[policy]") {
     auto limits = file(ladder({"15m"}));
     limits.name = "/a.toml";
     limits.commands["python3"].idle = ladder({"1h"});

@@ -187,8 +187,7 @@ TEST_CASE("Program file: what the loader cannot load the agent into is refused",
     CHECK(status_of(file) == 126);
 }
 
-TEST_CASE("Program file: a program with privileges is refused, since the loader would ignore the agent",
-          "[program_file]") {
+TEST_CASE("Program file: one with privileges is refused, as it would ignore the agent", "[program_file]") {
     const Scratch scratch;
     const auto file = scratch.file("program");
     write(file, content_of(k_some_program), 04755);

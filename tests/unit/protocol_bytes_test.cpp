@@ -358,9 +358,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "64000c000000080000006500000000000000");
 }
 
-TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read "
-          "other numbers",
-          "[protocol]") {
+TEST_CASE("Protocol: what stands for an unsent field stays, for old and new to read the same", "[protocol]") {
     CHECK(defaults_of<SleepRequest>() == "1:01 7:3075000000000000 ");
     CHECK(defaults_of<WakeRequest>() == "3:3075000000000000 8:3075000000000000 72:ffffffffffffffff ");
     CHECK(defaults_of<LiveRequest>() == "7:3075000000000000 70:01 71:ffffffffffffffff ");

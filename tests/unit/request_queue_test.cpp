@@ -105,8 +105,7 @@ TEST_CASE("RequestQueue: a wake that makes room is known until it is gone, and i
     CHECK_FALSE(trial.line.makes_room());
 }
 
-TEST_CASE("RequestQueue: where a try is dear it is made less often, and once more before the time is over",
-          "[request_queue]") {
+TEST_CASE("RequestQueue: a dear try is made less often, and once more before the end", "[request_queue]") {
     Trial trial;
     trial.pause = Milliseconds(1'000);
     trial.wake("w", Milliseconds(1'500));

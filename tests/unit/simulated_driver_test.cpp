@@ -18,8 +18,7 @@ std::atomic<int> signals{0};
 
 } // namespace
 
-TEST_CASE_METHOD(Session,
-                 "Simulated driver: what belongs to a context dies with it, and stale handles are errors") {
+TEST_CASE_METHOD(Session, "Simulated driver: what a context has dies with it; stale handles are errors") {
     const auto before = sim_live_objects();
     CUcontext made = nullptr;
     REQUIRE(cuCtxCreate(&made, nullptr, 0, 0) == CUDA_SUCCESS);
@@ -139,8 +138,7 @@ TEST_CASE_METHOD(Session, "Simulated driver: memory replaced before its copy is 
     CHECK(sim_fault_counts().illegal_accesses == 1);
 }
 
-TEST_CASE_METHOD(Session,
-                 "Simulated driver: page-locked memory given up before its copy is over is detected") {
+TEST_CASE_METHOD(Session, "Simulated driver: page-locked memory given up before its copy is detected") {
     const Range range;
     const auto stream = make_stream();
     void* memory = ::mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
