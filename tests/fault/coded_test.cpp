@@ -149,9 +149,7 @@ TEST_CASE("Coded: a GPU without memory to spare decodes from host memory, or the
     weights.fixture.wake_whole();
 }
 
-TEST_CASE(
-    "Coded: what is damaged on the way is brought once more, and what is damaged where it lies is named",
-    "[coded]") {
+TEST_CASE("Coded: what is damaged on the way is brought once more, where it lies it is named", "[coded]") {
     Weights weights(options(0));
     REQUIRE(weights.fixture.sleep(level(1)));
     SECTION("on the way") {

@@ -59,8 +59,7 @@ private:
 
 } // namespace
 
-TEST_CASE("Files: those that are to stay have the name of such when the whole sleep is safe, not before",
-          "[transaction]") {
+TEST_CASE("Files: those that are to stay have such a name once the whole sleep is safe", "[transaction]") {
     ThreeFiles kept(true);
     std::set<std::string> seen; // until the point of no return, where a killed process leaves them
     bool are_all_sealed = false;
@@ -156,9 +155,7 @@ TEST_CASE("Files: a bit that flips on the way in is caught, and its file is read
     }
 }
 
-TEST_CASE(
-    "Files: preserved parts whose file is damaged outlast a deeper sleep, and come back once it is mended",
-    "[transaction]") {
+TEST_CASE("Files: preserved parts outlast a deeper sleep, and a damaged one once mended", "[transaction]") {
     const auto first = GENERATE(1, 2);
     EngineFixture fixture;
     const Scratch scratch;
@@ -207,8 +204,7 @@ TEST_CASE("Kept files: a sleep that cannot name one leaves none, and can be trie
     CHECK(three.endings() == k_all_kept);
 }
 
-TEST_CASE("Kept files: when one of a sleeper's cannot be named, those that are named stay, and none is lost",
-          "[transaction]") {
+TEST_CASE("Kept files: when one cannot be named, those that are named stay, none is lost", "[transaction]") {
     ThreeFiles three;
     REQUIRE(three.fixture.sleep(three.request));
     REQUIRE(three.files().size() == 3);

@@ -27,8 +27,7 @@ TEST_CASE("Small allocations: thousands of them share ranges, and come back whol
     CHECK(sim_live_objects().physical_bytes == before);
 }
 
-TEST_CASE("Small allocations: one that is made while its tag sleeps is awake, and the rest comes back whole",
-          "[transaction]") {
+TEST_CASE("Small allocations: one made while its tag sleeps is awake, and all comes back", "[transaction]") {
     EngineFixture fixture;
     const auto before = fixture.add(0, "weights", 3000);
     REQUIRE(fixture.sleep(level(1)));

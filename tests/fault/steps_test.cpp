@@ -304,9 +304,7 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
     if (sweep_stride() == 1) CHECK(never(steps, ends) == expected);
 }
 
-TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned, and the agent keeps from the driver "
-          "until the wake",
-          "[steps]") {
+TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned until the wake", "[steps]") {
     auto& program = Program::instance();
     auto request = sleep_request();
     request.for_lock = true;
@@ -358,8 +356,7 @@ TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned, and the 
     });
 }
 
-TEST_CASE("Steps: host memory that came since the sleep is not left to the driver, and the process sleeps on",
-          "[steps]") {
+TEST_CASE("Steps: host memory that came since the sleep is not the driver's; it sleeps on", "[steps]") {
     if (is_thread_sanitized()) return; // with which there is no process outside
     auto& program = Program::instance();
     auto& memory = program.memory();

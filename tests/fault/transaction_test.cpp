@@ -75,9 +75,7 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
     CHECK(std::filesystem::is_empty(request.directory));
 }
 
-TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, relayed back by a wake that "
-          "comes before, or pinned by it",
-          "[transaction]") {
+TEST_CASE("Transaction: relayed contents are pinned after the sleep, or by a wake before", "[transaction]") {
     auto options = retaining(k_gib);
     options.relay_threads = 3;
     options.relay_from = 40 * k_mib;
@@ -243,8 +241,7 @@ TEST_CASE("Transaction: a context of another device does not say what is free", 
     REQUIRE(api.cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its tag is damaged",
-          "[transaction]") {
+TEST_CASE("Transaction: a bit that flips in host memory is caught, damaging only its tag", "[transaction]") {
     EngineFixture fixture;
     const auto weights = fixture.add(0, "weights", 3 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 3 * k_mib);
@@ -341,8 +338,7 @@ TEST_CASE("Transaction: neighbours of a tag take few driver calls", "[transactio
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Transaction: waking copies what is mapped before the rest is mapped, and checks it meanwhile",
-          "[transaction]") {
+TEST_CASE("Transaction: waking copies and checks what is mapped before the rest is mapped", "[transaction]") {
     EngineFixture fixture;
     for (int i = 0; i < 6; ++i) fixture.add(0, "weights", 40 * k_mib);
     REQUIRE(fixture.sleep(level(1)));

@@ -210,8 +210,7 @@ TEST_CASE("Unchanged files: a failed sleep leaves them, and the next uses them, 
     woken.wake();
 }
 
-TEST_CASE("Unchanged files: one that is damaged beneath its times is found by the wake, and once mended used",
-          "[unchanged]") {
+TEST_CASE("Unchanged files: one damaged beneath its times is found, and once mended used", "[unchanged]") {
     Woken woken;
     CHECK(woken.sleep() == 0);
     const auto file = woken.largest();
@@ -241,8 +240,7 @@ TEST_CASE("Unchanged files: moved to host memory and back, they are as any other
     woken.check_unchanged();
 }
 
-TEST_CASE("Unchanged files: a sleep with them, and its wake, survive the failure of every driver call",
-          "[unchanged][sweep]") {
+TEST_CASE("Unchanged files: sleep and wake survive the failure of every driver call", "[unchanged][sweep]") {
     const bool fails_wake = GENERATE(false, true);
     Woken woken;
     int failures = 0;

@@ -97,9 +97,7 @@ TEST_CASE("Confinement: a directory that is not writable is not taken for anothe
     check_cycle(host);
 }
 
-TEST_CASE(
-    "Confinement: a program that becomes another user while it sleeps in files is woken, and says what stays",
-    "[confinement]") {
+TEST_CASE("Confinement: a program that becomes another user while in files is woken", "[confinement]") {
     if (::geteuid() != 0) return skip_without_right("become another user");
     const Place place;
     LoadedHost host;
@@ -140,9 +138,7 @@ TEST_CASE("Confinement: a filter that kills for calls that are not needed kills 
     host.wake_whole();
 }
 
-TEST_CASE(
-    "Confinement: a filter that fails what the agent calls leaves the program awake or asleep, and whole",
-    "[confinement]") {
+TEST_CASE("Confinement: a filter of calls leaves the program awake or asleep, and whole", "[confinement]") {
     const auto call = GENERATE(SYS_membarrier, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_flock,
                                SYS_ftruncate, SYS_fsync, SYS_getrandom, SYS_madvise, SYS_pwrite64);
     const bool in_files = GENERATE(false, true);

@@ -56,8 +56,7 @@ std::vector<std::string> standard_descriptors(pid_t process) {
 
 } // namespace
 
-TEST_CASE("Descriptors: a program that has none left at its first use of CUDA is under control once it has",
-          "[descriptors]") {
+TEST_CASE("Descriptors: without any at its first use of CUDA, it is under control later", "[descriptors]") {
     if (!has_empty_tmp()) return;
     Host host(with_empty_tmp("exec \"$0\""));
     CHECK(host.tell("asleep") == "0"); // it runs
@@ -98,8 +97,7 @@ TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where non
     CHECK(silent.next()); // why it has to go
 }
 
-TEST_CASE("Descriptors: those of the agent have no number of the standard streams that a daemon has closed",
-          "[descriptors]") {
+TEST_CASE("Descriptors: the agent's have no number of standard streams that are closed", "[descriptors]") {
     const Place place;
     LoadedHost host;
     host.tell("close_standard");
@@ -113,8 +111,7 @@ TEST_CASE("Descriptors: those of the agent have no number of the standard stream
     }
 }
 
-TEST_CASE("Descriptors: what a daemon writes to those that it has closed gets into nothing of the agent's",
-          "[descriptors]") {
+TEST_CASE("Descriptors: what a daemon writes to closed ones gets into none of the agent's", "[descriptors]") {
     const Place place;
     LoadedHost host;
     host.tell("close_standard");

@@ -60,9 +60,7 @@ TEST_CASE("Finding: a socket that was removed is made again within seconds", "[q
     host.wake_whole();
 }
 
-TEST_CASE(
-    "Finding: a program that closes all descriptors stays under control, and keeps those that it opens then",
-    "[finding]") {
+TEST_CASE("Finding: who closes all descriptors stays under control, and keeps later ones", "[finding]") {
     LoadedHost host;
     REQUIRE(host.command("gpu-sleep").status == 0);
     CHECK(host.tell("usurp_sockets") != "0");

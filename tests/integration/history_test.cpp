@@ -73,8 +73,7 @@ TEST_CASE("History: a sleep and a wake by a touch are shown, with who asked", "[
     CHECK(host.command("gpu-ps", {"--since", "00:00"}).status == 2);
 }
 
-TEST_CASE("History: a notebook's kernel is shown by its id where Jupyter names no notebook, also to a job",
-          "[history]") {
+TEST_CASE("History: a notebook's kernel is shown by its id where it has no name, to a job too", "[history]") {
     LoadedHost host(captured({"SLURM_JOB_ID=471"}), {"sh", "-c", "exec \"$0\" /run/kernel-1f0c5a2b-77.json"});
     host.cycle();
     CHECK(history_of(host, 2).json("/history/0/notebook") == "kernel 1f0c5a2b");

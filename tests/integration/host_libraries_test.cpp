@@ -66,9 +66,7 @@ TEST_CASE("Host safety: a function that an older driver lacks is not found", "[h
     CHECK(end.out == "500\n"); // CUDA_ERROR_NOT_FOUND
 }
 
-TEST_CASE(
-    "Host safety: a program with a sanitizer starts, sleeps and wakes; the thread sanitizer's not deeply",
-    "[host_safety]") {
+TEST_CASE("Host safety: with a sanitizer, it starts, sleeps and wakes; TSan's not deeply", "[host_safety]") {
     const std::string sanitizer = GENERATE("address", "thread");
     const auto file = "safety_sanitized_" + sanitizer;
     if (is_sanitized() || !std::filesystem::exists(command_file(file)))

@@ -163,9 +163,7 @@ TEST_CASE("Host safety: a program that crashes within CUDA crashes as without th
     }
 }
 
-TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that is not there, or waits for "
-          "the GPU",
-          "[host_safety]") {
+TEST_CASE("Host safety: a thread may be cancelled while it waits for memory or the GPU", "[host_safety]") {
     Program program({GENERATE("cancel", "cancel_waits")});
     REQUIRE(program.line() == "cancelled");
     program.cycle();

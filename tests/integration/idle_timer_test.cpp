@@ -20,8 +20,7 @@ bool falls_asleep(const Host& host) {
 
 } // namespace
 
-TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until it is used, again and again",
-          "[quick][threads][idle_timer]") {
+TEST_CASE("Idle timer: whoever is idle sleeps until used, again and again", "[quick][threads][idle_timer]") {
     LoadedHost host(timed());
     CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps after 1.00 s without work on the GPU"));
     auto soonest = std::numeric_limits<double>::max();

@@ -258,9 +258,7 @@ TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that are n
                mentions("cannot keep to the budget of 1.00 MiB") && mentions("no directory is set"));
 }
 
-TEST_CASE(
-    "Policy: root's pass judges each process by its owner's file, which cannot loosen the administrator's",
-    "[policy]") {
+TEST_CASE("Policy: root's pass judges each by its owner's file, which cannot loosen root's", "[policy]") {
     if (::geteuid() != 0) return skip_without_right("be two users");
     if (!reads_configurations()) return;
     const Stage stage;

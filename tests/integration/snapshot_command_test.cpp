@@ -36,6 +36,11 @@ bool has(const Answer& answer, const std::string& text) {
     return answer.output.find(text) != std::string::npos;
 }
 
+void check_says(const Answer& answer, int status, const std::string& text) {
+    CHECK(answer.status == status);
+    CHECK_THAT(answer.output, mentions(text));
+}
+
 /// What the command answers in JSON, of the form that all commands share.
 nlohmann::json ask(const std::string& arguments) {
     const auto answer = run(arguments + " --json 2>/dev/null; exit");
@@ -62,6 +67,9 @@ struct Stage {
         contents.description.owner = {::getpid(), *own_start_time()};
         snapshot.emplace(need(write_snapshot(test::opened(directory), contents.description, contents, {})));
         path = snapshot->file.path();
+    }
+    [[nodiscard]] std::string extract(int extent, const std::string& output) const {
+        return fmt::format("extract {} --extent {} -o {}", path.string(), extent, output);
     }
     Scratch directory, elsewhere;
     ByteVector first = normal_bf16(3 * k_mib + 1);
@@ -118,8 +126,7 @@ TEST_CASE("gpu-snapshot ls: a name that says something else of the owner than th
     const auto renamed = stage.directory.path() / name.text();
     std::filesystem::rename(stage.path, renamed);
     const auto listed = run("ls " + renamed.string());
-    CHECK(listed.status == exit_status::done);
-    CHECK(has(listed, "misnamed"));
+    check_says(listed, exit_status::done, "misnamed");
     CHECK(has(listed, " " + std::to_string(owner.pid) + " "));
     const auto elsewhere = stage.elsewhere.path() / "any name";
     std::filesystem::rename(renamed, elsewhere);
@@ -128,15 +135,11 @@ TEST_CASE("gpu-snapshot ls: a name that says something else of the owner than th
 
 TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all") {
     const Stage stage;
-    const auto good = run("verify " + stage.directory.path().string());
-    CHECK(good.status == exit_status::done);
-    CHECK(has(good, "good"));
+    check_says(run("verify " + stage.directory.path().string()), exit_status::done, "good");
     auto bytes = read_file(stage.path);
     bytes[bytes.size() / 2] ^= std::byte{1};
     write_file(stage.path, bytes);
-    const auto damaged = run("verify " + stage.path.string());
-    CHECK(damaged.status == exit_status::damaged);
-    CHECK(has(damaged, "checksum"));
+    check_says(run("verify " + stage.path.string()), exit_status::damaged, "checksum");
     std::filesystem::resize_file(stage.path, bytes.size() - 4096);
     CHECK(run("verify " + stage.directory.path().string()).status == exit_status::damaged);
     CHECK(run("ls " + stage.path.string()).status == exit_status::damaged);
@@ -151,16 +154,12 @@ TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all") {
     std::filesystem::create_symlink(stage.path, stage.elsewhere.path() / "link");
     CHECK(run("verify " + (stage.elsewhere.path() / "link").string()).status == exit_status::not_permitted);
     const auto missing = run("verify " + (stage.elsewhere.path() / "missing").string());
-    CHECK(missing.status == exit_status::failed_awake);
-    CHECK(has(missing, "missing: No such file or directory"));
+    check_says(missing, exit_status::failed_awake, "missing: No such file or directory");
     CHECK_FALSE(has(missing, "missing: " + (stage.elsewhere.path() / "missing").string()));
     const auto empty = stage.elsewhere.path() / "empty";
     std::filesystem::create_directory(empty);
-    for (const auto* const command : {"ls ", "verify "}) {
-        const auto nothing = run(command + empty.string());
-        CHECK(nothing.status == exit_status::done);
-        CHECK(has(nothing, "no snapshots\n"));
-    }
+    for (const auto* const command : {"ls ", "verify "})
+        check_says(run(command + empty.string()), exit_status::done, "no snapshots\n");
 }
 
 TEST_CASE("gpu-snapshot: JSON says how it went, as that of the other commands does") {
@@ -186,10 +185,9 @@ TEST_CASE("gpu-snapshot: the manual page names every member of the JSON, and no 
     const Stage stage;
     const auto out = stage.elsewhere.path() / "out";
     Members members;
-    for (const auto& arguments :
-         {"ls " + stage.directory.path().string(), "ls " + stage.path.string(),
-          "verify " + stage.path.string(), "clean " + stage.directory.path().string(),
-          "extract " + stage.path.string() + " --extent 0 -o " + out.string(), "ls " + out.string()})
+    for (const auto& arguments : {"ls " + stage.directory.path().string(), "ls " + stage.path.string(),
+                                  "verify " + stage.path.string(), "clean " + stage.directory.path().string(),
+                                  stage.extract(0, out), "ls " + out.string()})
         add_members(ask(arguments), "The object", members);
     for (const auto* common : {"schema", "program", "version", "exit_status", "snapshots", "error"})
         members["The object"].erase(common); // these are in gpu-ps(1), as "error" is
@@ -199,33 +197,27 @@ TEST_CASE("gpu-snapshot: the manual page names every member of the JSON, and no 
 
 TEST_CASE("gpu-snapshot: a result that cannot be written is a failure") {
     const Stage stage;
-    for (const std::string command : {"ls ", "ls --json ", "verify ", "verify --json "}) {
-        const auto lost = run(command + stage.path.string() + " 2>&1 >/dev/full; exit");
-        CHECK(lost.status == exit_status::failed_awake);
-        CHECK(has(lost, "cannot write the result: No space left on device"));
-    }
+    for (const std::string command : {"ls ", "ls --json ", "verify ", "verify --json "})
+        check_says(run(command + stage.path.string() + " 2>&1 >/dev/full; exit"), exit_status::failed_awake,
+                   "cannot write the result: No space left on device");
 }
 
 TEST_CASE("gpu-snapshot extract: JSON says what was written, or why not") {
     const Stage stage;
     const auto out = (stage.elsewhere.path() / "out").string();
-    const auto extract = [&](int extent, const std::string& output) {
-        return ask("extract " + stage.path.string() + " --extent " + std::to_string(extent) + " -o " +
-                   output);
-    };
-    const auto done = extract(1, out);
+    const auto done = ask(stage.extract(1, out));
     CHECK(done["exit_status"] == 0);
     REQUIRE(done["snapshots"].size() == 1);
     CHECK(done["snapshots"][0]["path"] == stage.path.string());
     CHECK(done["snapshots"][0]["extracted"] ==
           nlohmann::json({{"extent", 1}, {"output", out}, {"bytes", stage.second.size()}}));
     CHECK(read_file(out) == stage.second);
-    const auto again = extract(1, out); // it exists
+    const auto again = ask(stage.extract(1, out)); // it exists
     CHECK(again["exit_status"] == exit_status::failed_awake);
     CHECK_FALSE(again["snapshots"][0].contains("extracted"));
     check_error(again["snapshots"][0], "io_failed");
-    check_error(extract(2, out + "2")["snapshots"][0], "invalid_argument");
-    const auto both = extract(0, "-"); // one standard output is not for both
+    check_error(ask(stage.extract(2, out + "2"))["snapshots"][0], "invalid_argument");
+    const auto both = ask(stage.extract(0, "-")); // one standard output is not for both
     CHECK(both["exit_status"] == exit_status::usage);
     check_error(both, "invalid_argument");
 }
@@ -233,11 +225,7 @@ TEST_CASE("gpu-snapshot extract: JSON says what was written, or why not") {
 TEST_CASE("gpu-snapshot extract: the bytes of one extent, and nothing where it fails") {
     const Stage stage;
     const auto out = stage.elsewhere.path() / "out";
-    const auto extract = [&](int extent) {
-        return run("extract " + stage.path.string() + " --extent " + std::to_string(extent) + " -o " +
-                   out.string());
-    };
-    CHECK(extract(0).status == exit_status::done);
+    CHECK(run(stage.extract(0, out)).status == exit_status::done);
     CHECK(read_file(out) == stage.first);
     struct stat status = {};
     REQUIRE(::stat(out.c_str(), &status) == 0);
@@ -246,37 +234,36 @@ TEST_CASE("gpu-snapshot extract: the bytes of one extent, and nothing where it f
     auto bytes = read_file(stage.path);
     bytes[bytes.size() / 2] ^= std::byte{1};
     write_file(stage.path, bytes);
-    CHECK(extract(0).status == exit_status::damaged);
+    CHECK(run(stage.extract(0, out)).status == exit_status::damaged);
     CHECK_FALSE(std::filesystem::exists(out));
 }
 
 TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at all") {
     const Stage stage;
     const auto out = stage.elsewhere.path() / "out";
-    const auto arguments = "extract " + stage.path.string() + " --extent 0 -o ";
     SECTION("nothing is left where the command is killed in the middle") {
         const auto killed = run_command("ulimit -c 0; ulimit -f 1; " + command_file("gpu-snapshot") + " " +
-                                        arguments + out.string() + "; exit");
+                                        stage.extract(0, out) + "; exit");
         CHECK(killed.status != exit_status::done);
         CHECK(stage.elsewhere.file_count() == 0);
     }
     SECTION("nor what cannot be flushed to standard output") {
         Answer answer;
-        const auto body = [&] { answer = run(arguments + "- > " + out.string()); };
+        const auto body = [&] { answer = run(stage.extract(0, "- > " + out.string())); };
         if (!with_failing_calls({{SYS_fsync, EIO, {}}}, body)) return;
         CHECK(answer.status == exit_status::failed_awake);
     }
     SECTION("a pipe needs no flush") {
-        CHECK(run(arguments + "- | cat > " + out.string()).status == exit_status::done);
+        CHECK(run(stage.extract(0, "- | cat > " + out.string())).status == exit_status::done);
         CHECK(read_file(out) == stage.first);
     }
     SECTION("a link in its place is not followed") {
         std::filesystem::create_symlink(stage.elsewhere.path() / "victim", out);
-        CHECK(run(arguments + out.string()).status == exit_status::failed_awake);
+        CHECK(run(stage.extract(0, out)).status == exit_status::failed_awake);
         CHECK(stage.elsewhere.file_count() == 1);
     }
     SECTION("a disk that is full") {
-        CHECK(run(arguments + "- > /dev/full").status == exit_status::no_host_memory);
+        CHECK(run(stage.extract(0, "- > /dev/full")).status == exit_status::no_host_memory);
     }
 }
 
@@ -303,10 +290,9 @@ TEST_CASE("gpu-snapshot extract: what a file system lacks or fails is done witho
     Answer answer, again;
     std::size_t files = 0;
     const auto body = [&] {
-        const auto command = "extract " + stage.path.string() + " --extent 0 -o " + out.string();
-        answer = run(command);
+        answer = run(stage.extract(0, out));
         files = stage.elsewhere.file_count();
-        again = run(command);
+        again = run(stage.extract(0, out));
     };
     if (!with_failing_calls(row.calls, body)) return;
     CHECK(answer.status == row.status);
@@ -343,23 +329,14 @@ TEST_CASE("gpu-snapshot: clean removes what ended processes have left in a direc
         CHECK_FALSE(ask(command + directory).contains("removed"));
         CHECK(stage.directory.file_count() == 5);
     }
-    SECTION("but no single file") {
-        CHECK(run(clean + "/" + *left.begin()).status == exit_status::usage);
-        CHECK(stage.directory.file_count() == 5);
-    }
-    SECTION("unless there is none") {
-        CHECK(run(clean + "/none").status == exit_status::usage);
-        CHECK(stage.directory.file_count() == 5);
-    }
-    SECTION("unless others can look into it, too") {
-        REQUIRE(::chmod(directory.c_str(), 0750) == 0);
-        CHECK(run(clean).status == exit_status::not_permitted);
-        CHECK(stage.directory.file_count() == 5);
-    }
-    SECTION("unless it is reached by a link") {
+    SECTION("but no single file, nothing that is not there, or by a link, or open to others") {
         const auto link = stage.elsewhere.path() / "link";
         std::filesystem::create_directory_symlink(directory, link);
+        CHECK(run(clean + "/" + *left.begin()).status == exit_status::usage);
+        CHECK(run(clean + "/none").status == exit_status::usage);
         CHECK(run("clean " + link.string()).status == exit_status::not_permitted);
+        REQUIRE(::chmod(directory.c_str(), 0750) == 0);
+        CHECK(run(clean).status == exit_status::not_permitted);
         CHECK(stage.directory.file_count() == 5);
     }
     SECTION("and fails where it may remove none") {
@@ -372,9 +349,8 @@ TEST_CASE("gpu-snapshot: clean removes what ended processes have left in a direc
     }
     SECTION("and says which") {
         const auto looked = run(clean);
-        CHECK(looked.status == exit_status::done);
         for (const auto& name : left)
-            CHECK(has(looked, "removed " + name + ": its process no longer uses it\n"));
+            check_says(looked, exit_status::done, "removed " + name + ": its process no longer uses it\n");
         CHECK_FALSE(has(looked, "removed " + kept));
         CHECK(stage.directory.file_count() == 2);
         CHECK(std::filesystem::exists(stage.path));

@@ -146,9 +146,7 @@ TEST_CASE_METHOD(Gpu, "Asleep in part: a wake lets through what a thread in the 
     check(cuStreamDestroy(stream));
 }
 
-TEST_CASE_METHOD(
-    Gpu, "Asleep in part: a checked gate lets a program map memory of its own, and move nothing that sleeps",
-    "[api]") {
+TEST_CASE_METHOD(Gpu, "Asleep in part: a checked gate lets a program map its own memory alone", "[api]") {
     const Mapped weights("weights");
     const Mapped cache("kv_cache");
     const auto second = sim::testing::reserve(k_bytes);

@@ -59,9 +59,7 @@ CUresult set_synchronous(CUdeviceptr address, unsigned value) {
 
 } // namespace
 
-TEST_CASE_METHOD(
-    Gpu, "Virtual memory: what could not be shared or mapped twice still sleeps, and what was shared stays",
-    "[api]") {
+TEST_CASE_METHOD(Gpu, "Virtual memory: what cannot be mapped twice sleeps, what is shared stays", "[api]") {
     const Range range(4 * k_mib);
     int descriptor = -1;
     CHECK(cuMemExportToShareableHandle(&descriptor, range.handle(), CU_MEM_HANDLE_TYPE_FABRIC, 0) !=
@@ -102,9 +100,7 @@ TEST_CASE_METHOD(Gpu, "Virtual memory: what is mapped at several addresses stays
     check(cuMemAddressFree(second, range.bytes));
 }
 
-TEST_CASE_METHOD(Gpu,
-                 "Virtual memory: every device that was let at it at once is let at it after a sleep, too",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Virtual memory: devices let at it at once are let at it after a sleep, too", "[api]") {
     constexpr auto k_reserved = 4 * k_mib;
     const auto handle = driver_testing::create(k_reserved);
     const auto address = sim::testing::reserve(k_reserved);

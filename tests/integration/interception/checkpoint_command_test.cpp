@@ -98,9 +98,7 @@ TEST_CASE("cuda-checkpoint: memory of a process with an agent sleeps before the 
     }
 }
 
-TEST_CASE(
-    "cuda-checkpoint: as CRIU's plug-in calls it, it waits for no thread of the program but the driver's",
-    "[driver_engine]") {
+TEST_CASE("cuda-checkpoint: as CRIU calls it, it waits for no thread but the driver's", "[driver_engine]") {
     DeepMachine machine;
     CHECK(checkpoint(machine, {"--get-restore-tid"}).out == pid_of(machine) + '\n');
     CHECK(state_of(machine) == "running\n");
@@ -247,8 +245,7 @@ TEST_CASE("cuda-checkpoint: of a process in part asleep, what was awake wakes ag
     machine.expect_works();
 }
 
-TEST_CASE("cuda-checkpoint: a process that refuses to sleep is locked as it is, with nothing out of reach",
-          "[driver_engine]") {
+TEST_CASE("cuda-checkpoint: who refuses to sleep is locked as it is, all within reach", "[driver_engine]") {
     DeepMachine machine;
     REQUIRE(machine.command("gpu-sleep").status == 0);
     machine.wake_whole(); // contents are retained

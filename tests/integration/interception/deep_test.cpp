@@ -247,9 +247,7 @@ TEST_CASE("Deep: it wakes though its program outside is gone or another, as amid
     machine.wake_whole();
 }
 
-TEST_CASE(
-    "Deep: it sleeps and wakes though the program has closed what it does not know, or has no number left",
-    "[deep]") {
+TEST_CASE("Deep: it sleeps and wakes though unknown descriptors are closed, or no number is left", "[deep]") {
     DeepMachine machine;
     const std::string numbers = GENERATE("closed", "taken", "used");
     machine.host.tell("descriptors " + numbers);

@@ -45,8 +45,7 @@ void check_own_bytes(const Output& output) {
 
 } // namespace
 
-TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
-          "[quick][deep][deep_together]") {
+TEST_CASE("Deep together: trees and groups sleep deeply, and wake as one", "[quick][deep][deep_together]") {
     DeepFamily family(3);
     static_cast<void>(make_piece(family[1], "plain", k_piece_bytes));
     const bool is_tree = GENERATE(true, false);
@@ -128,8 +127,7 @@ TEST_CASE("Deep together: one that goes back with others meets touches as before
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that uses semaphores once all are checked sleeps plainly, and is never locked",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one with semaphores sleeps plainly, and is never locked", "[deep][deep_together]") {
     DeepFamily family(2, {}, {delay("nvmlDeviceGetMemoryInfo", "2000ms")});
     const auto trace = family.file("trace");
     Process sleeping(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace}));

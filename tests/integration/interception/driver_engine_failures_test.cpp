@@ -116,9 +116,7 @@ TEST_CASE("Driver engine: what is not known of the room is asked for", "[driver_
     machine.expect_awake();
 }
 
-TEST_CASE(
-    "Driver engine: whichever call of the driver fails, the process is as the command says, and wakes whole",
-    "[driver_engine]") {
+TEST_CASE("Driver engine: whichever call fails, the process is as said, and wakes whole", "[driver_engine]") {
     Machine machine;
     const std::string command = GENERATE("sleep", "gpu-wake");
     const Scratch scratch;

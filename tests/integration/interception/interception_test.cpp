@@ -30,8 +30,7 @@ void send_held(Host& host, const std::string& line) {
 
 } // namespace
 
-TEST_CASE("Interception: for one with a context of its own others sleep, too, also for the primary context",
-          "[interception]") {
+TEST_CASE("Interception: for one with its own context others sleep, primary ones too", "[interception]") {
     SharedDevices devices(900 * k_MiB);
     const auto variables = with(
         devices.environment(), {"GPU_SLEEP_SIM_POISON=0", "GPU_SLEEP_SIM_CONTEXT_BYTES=100663296"}); // 96 MiB
@@ -55,10 +54,7 @@ TEST_CASE("Interception: for one with a context of its own others sleep, too, al
     check_intact(own, piece);
 }
 
-TEST_CASE(
-    "Interception: what an unmodified program allocates sleeps and comes back, whichever way it reaches the "
-    "driver",
-    "[quick][interception]") {
+TEST_CASE("Interception: an unmodified program's memory sleeps, however made", "[quick][interception]") {
     const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
     if (!is_tested(way)) return;
     INFO(way.name);
@@ -122,8 +118,7 @@ TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked"
     check_intact(host, piece);
 }
 
-TEST_CASE("Interception: touches are met as the last request that said so wants it, while anything sleeps",
-          "[interception]") {
+TEST_CASE("Interception: touches are met as the last request wants it, while asleep", "[interception]") {
     Captured host(k_linked, {"GPU_SLEEP_RULES=min=8388608,tag=big"});
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     host.tell("alloc plain 10485760");

@@ -83,9 +83,7 @@ constexpr const char* k_kernel = R"({"argv": ["python3"], "language": "python", 
 
 } // namespace
 
-TEST_CASE(
-    "Login: a program that an ordinary user starts is put to sleep by root's cron, and wakes as it goes on",
-    "[login]") {
+TEST_CASE("Login: what an ordinary user starts is put to sleep by root's cron, and wakes", "[login]") {
     const Home home;
     home.enable();
     auto launch = home.login({command_file(k_runtime.program)}, {k_runtime.variable});

@@ -72,9 +72,7 @@ TEST_CASE("Unknown call: one that only the driver's look-up has, but is known, i
     CHECK(host.tell("replay 1") == replayed);
 }
 
-TEST_CASE(
-    "Unknown call: a later version of what only asks, and programs that are not intercepted, are let be",
-    "[unknown_call]") {
+TEST_CASE("Unknown call: what only asks, and who is not intercepted, are let be", "[unknown_call]") {
     Captured host(k_runtime);
     const auto piece = make_piece(host, "plain", k_piece_bytes);
     CHECK(host.tell("ask_version") != "0");

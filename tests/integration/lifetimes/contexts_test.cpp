@@ -77,8 +77,7 @@ TEST_CASE_METHOD(Devices, "Primary contexts: no event is kept of one whose end i
     CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices,
-                 "Primary contexts: one that ends while a copy is let through takes its memory with it") {
+TEST_CASE_METHOD(Devices, "Primary contexts: one that ends while a copy is let through takes its memory") {
     auto* const own = make_context(1);
     const auto there = allocate();
     REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
@@ -144,8 +143,7 @@ TEST_CASE_METHOD(Devices, "Green contexts: one that stays keeps its capture") {
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(Devices,
-                 "Green contexts: one that the driver does not convert holds the primary context too") {
+TEST_CASE_METHOD(Devices, "Green contexts: one that is not converted holds the primary context, too") {
     CUgreenCtx green = nullptr;
     sim_fail("cuCtxFromGreenCtx", 1, CUDA_ERROR_UNKNOWN, SIM_ONCE); // when the agent asks
     REQUIRE(cuGreenCtxCreate(&green, nullptr, 0, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);

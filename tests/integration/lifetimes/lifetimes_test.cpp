@@ -60,7 +60,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: plain memory of another device can be copi
     CHECK(cuMemFree(here) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a pool that is limited, or is made for a special use, is the driver's") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a pool that is limited, or has a special use, is the driver's") {
     CUmemPoolProps limited{};
     limited.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     limited.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};

@@ -184,8 +184,7 @@ TEST_CASE_METHOD(Devices, "Peers: a graph's copy reaches another device's memory
     CHECK(cuMemFree(near) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices,
-                 "Peers: a graph's filling of another device's memory is refused, as by the driver") {
+TEST_CASE_METHOD(Devices, "Peers: a graph's filling of another device's memory is refused, as by a driver") {
     const There there(*this);
     CopyGraph graph;
     const CUDA_MEMSET_NODE_PARAMS fill{there.address, 0, 0, 1, k_bytes, 1};

@@ -77,8 +77,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: they hold awake, asleep and after a wa
     }
 }
 
-TEST_CASE_METHOD(OnStream,
-                 "Pool figures: what was freed before a program's last synchronise goes by itself") {
+TEST_CASE_METHOD(OnStream, "Pool figures: what was freed before a program's last synchronise goes itself") {
     for (int i = 0; i < 3; ++i) { // the last of them comes too soon for its memory to go at once
         CHECK(cuMemFreeAsync(allocate_async(stream), stream) == CUDA_SUCCESS);
         CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
@@ -168,8 +167,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: a small block keeps no large range") {
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream,
-                 "Pool figures: where memory is short, a small block may have a part of any range") {
+TEST_CASE_METHOD(OnStream, "Pool figures: where memory is short, a small block may be part of any range") {
     auto* const pool = make_pool();
     const auto large = allocate_from(pool, 100 * k_mib, stream);
     const Gate gate(stream);
@@ -185,8 +183,7 @@ TEST_CASE_METHOD(OnStream,
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream,
-                 "Pool figures: a pool has not much more than it ever used, whatever the order of sizes") {
+TEST_CASE_METHOD(OnStream, "Pool figures: a pool has little more than it ever used, in any order of sizes") {
     auto* const pool = make_pool();
     keep_all(pool);
     const auto take_all = [&](std::size_t bytes, std::size_t all) {

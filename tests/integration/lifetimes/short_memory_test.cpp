@@ -106,8 +106,7 @@ TEST_CASE_METHOD(OnStream, "Short memory: a free in a stream's order loses no bl
         });
 }
 
-TEST_CASE_METHOD(OnStream,
-                 "Short memory: a block that could not be given out is nobody's until its last use is done") {
+TEST_CASE_METHOD(OnStream, "Short memory: a block not given out is nobody's until its last use is done") {
     const auto other = make_stream();
     const auto fill = kernel("sim_fill");
     CUdeviceptr block = 0, again = 0;
