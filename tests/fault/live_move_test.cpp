@@ -429,7 +429,7 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Live: what sleeps as it cannot be mapped has its contents, not what was retained", "[live]") {
+TEST_CASE("Live: what sleeps because it cannot be mapped has its contents, none retained", "[live]") {
     Some fixture(retaining(64 * k_mib));
     fixture.cycle();
     fixture.change(0, k_mib);
