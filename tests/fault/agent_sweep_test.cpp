@@ -4,7 +4,6 @@
 // its callbacks among them. Afterwards the program that it caught works on as if nothing had been.
 
 #include "support/callbacks.hpp"
-#include "support/not_copied.hpp"
 #include "support/process.hpp"
 #include "support/simulated_driver/testing.hpp"
 #include "support/sweep.hpp"
@@ -35,8 +34,7 @@ public:
         REQUIRE(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
         spin_ = kernel("sim_spin");
         add_ = kernel("sim_add");
-        callbacks_.emplace([this](const gpu_sleep_event*) { return ++prepared_, 0; },
-                           [this](const gpu_sleep_event*) { return ++resumed_, 0; });
+        callbacks_.emplace([this] { ++prepared_; }, [this] { ++resumed_; });
     }
     ~Program() {
         CHECK(gpu_sleep_remove_callback(callbacks_->id()) == GPU_SLEEP_OK);

@@ -3,17 +3,9 @@
 // What the GPU codes on its way to host memory comes back whole, whichever way it comes, and is found damaged
 // where it is.
 
-#include "contents/save.hpp"
-#include "contents/transfer.hpp"
-#include "driver/device_session.hpp"
-
 #include "support/blocks.hpp"
-#include "support/catch.hpp"
 #include "support/engine_fixture.hpp"
 #include "support/files_of.hpp"
-#include "support/simulated_driver/control.h"
-
-#include <cstring>
 
 using namespace gpu_sleep::test;
 using model::Store;
@@ -60,8 +52,7 @@ struct Weights {
 
 } // namespace
 
-TEST_CASE("Coded: contents of every kind come back, and take less of host memory where that pays",
-          "[coded]") {
+TEST_CASE("Coded: contents of every kind come back, and take less host memory where that pays", "[coded]") {
     EngineFixture fixture(options(64 * k_mib, GENERATE(0U, 2U)));
     for (const auto& kind : block_contents()) {
         const auto index = fixture.add(0, "weights", 2 * k_mib);
@@ -158,9 +149,7 @@ TEST_CASE("Coded: a GPU without memory to spare decodes from host memory, or the
     weights.fixture.wake_whole();
 }
 
-TEST_CASE(
-    "Coded: what is damaged on the way is brought once more, and what is damaged where it lies is named",
-    "[coded]") {
+TEST_CASE("Coded: what is damaged on the way is brought once more, where it lies it is named", "[coded]") {
     Weights weights(options(0));
     REQUIRE(weights.fixture.sleep(level(1)));
     SECTION("on the way") {
@@ -211,8 +200,7 @@ TEST_CASE("Coded: contents move to files decoded, and those that are damaged sta
     weights.fixture.wake_whole();
 }
 
-TEST_CASE("Coded: copies that are checked before the GPU's memory goes are coded anew where they are damaged",
-          "[coded]") {
+TEST_CASE("Coded: checked copies are coded anew where they are damaged while the GPU has memory", "[coded]") {
     Weights weights;
     weights.fixture.cycle();
     weights.fixture.flip_kept_bit(0, 2 * k_mib + 77, 2);

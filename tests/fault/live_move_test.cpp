@@ -118,8 +118,7 @@ TEST_CASE("Live: contents move to host memory and back, with what is written mea
     CHECK(after.streams == before.streams);
 }
 
-TEST_CASE("Live: what is written all the time stays, and what is freed or sleeps meanwhile is left out",
-          "[live]") {
+TEST_CASE("Live: what is always written to stays, and what is freed or sleeps meanwhile is left", "[live]") {
     Some fixture;
     int passed = 0;
     const auto rewrite = [&] { fixture.fill(1, {0, 2 * k_mib}, static_cast<std::uint8_t>(++passed)); };
@@ -208,9 +207,9 @@ TEST_CASE("Live: what is in host memory from the start sleeps there", "[live]") 
     const auto weights = fixture.ledger().host_backed(fixture.ledger().tag_id("weights"));
     const Scratch scratch;
     auto report = fixture.slept(dry(level(1)));
-    CHECK(report.notes.at(0).find("stays in the host memory") != std::string::npos);
+    CHECK_THAT(report.notes.at(0), mentions("stays in the host memory"));
     report = fixture.slept(level(1, {"weights"}));
-    CHECK(report.notes.at(0).find("stays in the host memory") != std::string::npos);
+    CHECK_THAT(report.notes.at(0), mentions("stays in the host memory"));
     for (const auto& device : report.devices) {
         CHECK(device.kept > 0);
         CHECK(device.copied == 0);
@@ -309,8 +308,7 @@ TEST_CASE("Live: damage elsewhere, and copies that cannot be mended, leave what 
     fixture.wake_whole();
 }
 
-TEST_CASE("Live: copies and what sleeps in place go to files together, or neither does, or copies alone",
-          "[live]") {
+TEST_CASE("Live: copies and what sleeps in place go to files together, or neither, or copies", "[live]") {
     EngineFixture fixture;
     fixture.add(0, "weights", 2 * k_mib);
     start_in_host_memory(fixture);
@@ -431,8 +429,7 @@ TEST_CASE("Live: a copy that is damaged moves nothing", "[live]") {
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Live: what sleeps because it cannot be mapped has its own contents, not what was retained",
-          "[live]") {
+TEST_CASE("Live: what sleeps because it cannot be mapped has its contents, none retained", "[live]") {
     Some fixture(retaining(64 * k_mib));
     fixture.cycle();
     fixture.change(0, k_mib);

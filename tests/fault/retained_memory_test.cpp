@@ -171,8 +171,7 @@ TEST_CASE("Retained: what is kept is out of reach, asleep and awake", "[retained
     fixture.wake_whole();
 }
 
-TEST_CASE("Retained: contents that cannot be reached again fail a wake or a sleep, and nothing is lost",
-          "[retained]") {
+TEST_CASE("Retained: contents out of reach fail a wake or a sleep, and nothing is lost", "[retained]") {
     if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     EngineFixture fixture(retaining());
     const auto weights = fixture.add(0, "weights", 4 * k_mib);

@@ -27,8 +27,7 @@ TEST_CASE("Small allocations: thousands of them share ranges, and come back whol
     CHECK(sim_live_objects().physical_bytes == before);
 }
 
-TEST_CASE("Small allocations: one that is made while its tag sleeps is awake, and the rest comes back whole",
-          "[transaction]") {
+TEST_CASE("Small allocations: one made while its tag sleeps is awake, and all comes back", "[transaction]") {
     EngineFixture fixture;
     const auto before = fixture.add(0, "weights", 3000);
     REQUIRE(fixture.sleep(level(1)));
@@ -43,8 +42,7 @@ TEST_CASE("Small allocations: one that is made while its tag sleeps is awake, an
     CHECK(fixture.ledger().backings().size() == ranges); // both take more again
 }
 
-TEST_CASE("Small allocations: the mark of one that was freed does not count for its neighbour",
-          "[transaction]") {
+TEST_CASE("Small allocations: the mark of a freed one does not count for its neighbour", "[transaction]") {
     EngineFixture fixture;
     const auto freed = fixture.add(0, "weights", 4096);
     preserve(fixture, freed);
@@ -56,8 +54,7 @@ TEST_CASE("Small allocations: the mark of one that was freed does not count for 
     CHECK(fixture.ledger().report().front().needs_refill);
 }
 
-TEST_CASE("Small allocations: one in the place of another that was freed does not inherit its mark",
-          "[transaction]") {
+TEST_CASE("Small allocations: one in the place of a freed one does not inherit its mark", "[transaction]") {
     EngineFixture fixture;
     const auto preserved = fixture.add(0, "weights", 4096);
     const auto freed = fixture.add(0, "weights", 4096);

@@ -189,8 +189,7 @@ TEST_CASE("Spill: what lies in both stores moves to one of them", "[spill]") {
     host.wake();
 }
 
-TEST_CASE("Spill: a sleep that spills, and its wake, survive the failure of every driver call",
-          "[spill][sweep]") {
+TEST_CASE("Spill: a sleep that spills, and its wake, survive every driver call's failure", "[spill][sweep]") {
     g_space = 8 * k_mib;
     const bool fails_wake = GENERATE(false, true);
     Short host;

@@ -4,8 +4,6 @@
 // call of the driver fails there or the asker withdraws. Afterwards the process is as it was, and can be
 // asked again. And what one request decides.
 
-#include "common/interception.hpp"
-#include "driver/context.hpp"
 #include "lifecycle/transitions.hpp"
 #include "operations/operations.hpp"
 #include "support/printed.hpp"
@@ -83,7 +81,7 @@ public:
         std::vector<std::string> names;
         constexpr std::size_t k_time = 13; // "07:46:50.123 "
         for (const auto& line : log::recent_steps()) {
-            CHECK(line.find("under way") == std::string::npos);
+            CHECK_THAT(line, !mentions("under way"));
             const auto name = line.substr(k_time, line.rfind(": ") - k_time);
             if (name == "sleep" || name == "wake") names.clear();
             names.push_back(name);
@@ -306,9 +304,7 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
     if (sweep_stride() == 1) CHECK(never(steps, ends) == expected);
 }
 
-TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned, and the agent keeps from the driver "
-          "until the wake",
-          "[steps]") {
+TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned until the wake", "[steps]") {
     auto& program = Program::instance();
     auto request = sleep_request();
     request.for_lock = true;
@@ -360,8 +356,7 @@ TEST_CASE("Steps: after a sleep for a lock by others nothing is pinned, and the 
     });
 }
 
-TEST_CASE("Steps: host memory that came since the sleep is not left to the driver, and the process sleeps on",
-          "[steps]") {
+TEST_CASE("Steps: host memory that came since the sleep is not the driver's; it sleeps on", "[steps]") {
     if (is_thread_sanitized()) return; // with which there is no process outside
     auto& program = Program::instance();
     auto& memory = program.memory();
@@ -380,8 +375,7 @@ TEST_CASE("Steps: host memory that came since the sleep is not left to the drive
     program.wake();
 }
 
-TEST_CASE("Steps: a sleep or a wake of a paused process that ends at any of them leaves it paused",
-          "[steps]") {
+TEST_CASE("Steps: a sleep or wake of a paused process that ends at any leaves it paused", "[steps]") {
     if (is_sanitized()) return; // a sanitizer sees the same code in the other cases
     auto& program = Program::instance();
     const auto pause = sleep_request(model::Level::pause);
@@ -416,8 +410,7 @@ TEST_CASE("Steps: the end of others' pause leaves a paused process asleep that h
     model::WakeRequest of_others;
     of_others.tags = {"nobody"};
     of_others.ignore_unknown_tags = true;
-    const auto left = need(program.run(of_others));
-    CHECK_FALSE(left.changed);
+    CHECK_FALSE(need(program.run(of_others)).changed);
     CHECK(operations::DeepSleep::is_deep());
     program.wake();
 }
@@ -468,8 +461,7 @@ TEST_CASE("Steps: a pause says nothing of contents that move", "[steps]") {
     program.wake();
 }
 
-TEST_CASE("Transitions: what a wake brought back before it failed goes again with the next deep sleep",
-          "[steps]") {
+TEST_CASE("Transitions: what a failed wake had brought back goes again with the next deep sleep", "[steps]") {
     lifecycle::Transitions transitions;
     const auto bytes_of = [&](server::Operation operation, const model::Report& report) {
         const auto transition = need(transitions.count(operation, report, 1));
@@ -523,8 +515,7 @@ TEST_CASE("Steps: what a process refuses, at which step and with what error", "[
     }
 }
 
-TEST_CASE("Steps: what sleeps moves to files once it is unused, and stays while work waits for it",
-          "[steps]") {
+TEST_CASE("Steps: what sleeps moves to files once unused, and stays while work waits for it", "[steps]") {
     auto& program = Program::instance();
     const Scratch files;
     model::IdleSleepRequest request;
@@ -552,15 +543,13 @@ TEST_CASE("Steps: what sleeps moves to files once it is unused, and stays while 
     program.wake();
 }
 
-TEST_CASE("Steps: a dry run changes nothing and tells no callback, and who was woken just now is left alone",
-          "[steps]") {
+TEST_CASE("Steps: a dry run changes nothing and tells no callback; who just woke is left alone", "[steps]") {
     auto& program = Program::instance();
     const auto told = Program::sleeps_told();
     auto request = sleep_request();
     request.joint = false;
     request.dry_run = true;
-    const auto rehearsed = need(program.run(request));
-    CHECK(rehearsed.devices.at(0).released >= 2 * k_bytes);
+    CHECK(need(program.run(request)).devices.at(0).released >= 2 * k_bytes);
     request.dry_run = false;
     REQUIRE(program.run(sleep_request()));
     model::WakeRequest dry_wake;

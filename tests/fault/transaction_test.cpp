@@ -75,9 +75,7 @@ TEST_CASE("Transaction: contents go through a ring that is shorter than they are
     CHECK(std::filesystem::is_empty(request.directory));
 }
 
-TEST_CASE("Transaction: contents that were relayed are pinned after the sleep, relayed back by a wake that "
-          "comes before, or pinned by it",
-          "[transaction]") {
+TEST_CASE("Transaction: relayed contents are pinned after the sleep, or by a wake before", "[transaction]") {
     auto options = retaining(k_gib);
     options.relay_threads = 3;
     options.relay_from = 40 * k_mib;
@@ -185,7 +183,7 @@ TEST_CASE("Transaction: a dry run says what would be, and changes nothing", "[tr
     CHECK(fixture.all_intact());
     REQUIRE(report.notes.size() == 1);
     CHECK(report.notes[0].find("needs at most 4.00 MiB of host memory") == 0);
-    CHECK(report.notes[0].find("fail") == std::string::npos);
+    CHECK_THAT(report.notes[0], !mentions("fail"));
 
     const auto estimated = report.devices.at(0);
     CHECK(estimated.total > estimated.free_before);
@@ -205,12 +203,12 @@ TEST_CASE("Transaction: a dry run says what would be missing", "[transaction]") 
     EngineFixture fixture(options);
     fixture.add(0, "weights", 3 * k_mib);
     auto request = dry(level(1));
-    CHECK(fixture.slept(request).notes.at(0).find("it would fail") != std::string::npos);
+    CHECK_THAT(fixture.slept(request).notes.at(0), mentions("it would fail"));
     CHECK(fixture.sleep(level(1)).error().code == ErrorCode::out_of_host_memory);
     const Scratch scratch;
     request.spill = true;
     request.directory = scratch.path();
-    CHECK(fixture.slept(request).notes.at(0).find("would go to files") != std::string::npos);
+    CHECK_THAT(fixture.slept(request).notes.at(0), mentions("would go to files"));
     CHECK(fixture.slept(dry(level(2))).notes.empty()); // nothing is kept
 
     REQUIRE(fixture.sleep(level(2)));
@@ -243,8 +241,7 @@ TEST_CASE("Transaction: a context of another device does not say what is free", 
     REQUIRE(api.cuDevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its tag is damaged",
-          "[transaction]") {
+TEST_CASE("Transaction: a bit that flips in host memory is caught, damaging only its tag", "[transaction]") {
     EngineFixture fixture;
     const auto weights = fixture.add(0, "weights", 3 * k_mib);
     const auto cache = fixture.add(0, "kv_cache", 3 * k_mib);
@@ -256,7 +253,7 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     model::Report report;
     const auto woken = fixture.wake({}, &report);
     CHECK(error_of(woken).code == ErrorCode::damaged);
-    CHECK(woken.error().message.find("asleep: weights; awake now: kv_cache") != std::string::npos);
+    CHECK_THAT(woken.error().message, mentions("asleep: weights; awake now: kv_cache"));
     CHECK(report.changed);
     CHECK(report.devices.at(0).released == 4 * k_mib);
     CHECK(report.devices.at(0).kept == 4 * k_mib);
@@ -268,7 +265,7 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     report = fixture.woken(dry(model::WakeRequest()));
     CHECK((report.refusal.empty() && report.refusal_code == ErrorCode::damaged)); // others would wake
     CHECK(fixture.wake(tags({"weights"})).error().code == ErrorCode::damaged);
-    CHECK(fixture.wake().error().message.find("awake now") == std::string::npos);
+    CHECK_THAT(fixture.wake().error().message, !mentions("awake now"));
     CHECK(sim_live_objects().handles == 1);
     REQUIRE(fixture.sleep(level(2, {"weights"})));
     REQUIRE(fixture.wake());
@@ -276,8 +273,7 @@ TEST_CASE("Transaction: a bit that flips in host memory is caught, and only its 
     CHECK(fixture.ledger().report()[1].needs_refill);
 }
 
-TEST_CASE("Transaction: a sleep that checks its copies makes good a bit that flips on the way out",
-          "[transaction]") {
+TEST_CASE("Transaction: a sleep that checks its copies mends a bit that flips on the way", "[transaction]") {
     sleep::Transactions::Options options{2, 0};
     if (GENERATE(false, true)) options.relay_threads = 2;
     options.relay_from = 0;
@@ -312,8 +308,7 @@ TEST_CASE("Transaction: a bit that flips on the way in is caught and copied agai
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Transaction: the asker hears of what is copied while host memory is still made ready",
-          "[transaction]") {
+TEST_CASE("Transaction: the asker hears of copies while host memory is still made ready", "[transaction]") {
     EngineFixture fixture({1, 0}); // one piece after another
     for (int i = 0; i < 4; ++i) fixture.add(0, "weights", 30 * k_mib);
     sim_reset_counts();
@@ -343,8 +338,7 @@ TEST_CASE("Transaction: neighbours of a tag take few driver calls", "[transactio
     CHECK(fixture.all_intact());
 }
 
-TEST_CASE("Transaction: waking copies what is mapped before the rest is mapped, and checks it meanwhile",
-          "[transaction]") {
+TEST_CASE("Transaction: waking copies and checks what is mapped before the rest is mapped", "[transaction]") {
     EngineFixture fixture;
     for (int i = 0; i < 6; ++i) fixture.add(0, "weights", 40 * k_mib);
     REQUIRE(fixture.sleep(level(1)));
@@ -356,7 +350,7 @@ TEST_CASE("Transaction: waking copies what is mapped before the rest is mapped, 
     CHECK(sim_calls("cuLaunchKernel") == 1);
     fixture.flip_kept_bit(0, 5, 1);
     fixture.flip_kept_bit(5, 40 * k_mib - 1, 1);
-    CHECK(error_of(fixture.wake()).message.find("2 of 240 blocks changed") != std::string::npos);
+    CHECK_THAT(error_of(fixture.wake()).message, mentions("2 of 240 blocks changed"));
     CHECK(fixture.state() == State::damaged);
 }
 

@@ -8,8 +8,6 @@
 #include "support/files_of.hpp"
 #include "support/sweep.hpp"
 
-#include <utime.h>
-
 using namespace gpu_sleep::test;
 using model::State;
 using model::Store;
@@ -78,69 +76,63 @@ TEST_CASE("Unchanged files: a later sleep writes nothing, as often as it comes",
 }
 
 TEST_CASE("Unchanged files: a tag that has changed is written anew, and no other", "[unchanged]") {
+    struct Row {
+        const char* what;
+        std::function<void(EngineFixture&)> change;
+        Bytes written;
+    };
+    const auto row = GENERATE(values<Row>({
+        {"a byte", [](auto& its) { its.change(0, 4 * k_mib + 17); }, Woken::k_weights},
+        {"now zero",
+         [](auto& its) {
+             its.fill(0, {k_mib, k_mib}, 0);
+         },
+         Woken::k_weights - k_mib},
+        {"zero before",
+         [](auto& its) {
+             its.fill(0, {2 * k_mib, k_mib}, 9);
+         },
+         Woken::k_weights + k_mib},
+        {"one more", [](auto& its) { its.add(0, "weights", 2 * k_mib); }, Woken::k_weights + 2 * k_mib},
+        {"one less", [](auto& its) { its.remove(1); }, Woken::k_weights - 2 * k_mib},
+    }));
+    INFO(row.what);
     Woken woken;
-    Bytes expected = 0;
-    SECTION("a byte") {
-        woken.fixture.change(0, 4 * k_mib + 17);
-        expected = Woken::k_weights;
-    }
-    SECTION("a block that became zero") {
-        woken.fixture.fill(0, {k_mib, k_mib}, 0);
-        expected = Woken::k_weights - k_mib;
-    }
-    SECTION("a block that was zero") {
-        woken.fixture.fill(0, {2 * k_mib, k_mib}, 9);
-        expected = Woken::k_weights + k_mib;
-    }
-    SECTION("a range more") {
-        woken.fixture.add(0, "weights", 2 * k_mib);
-        expected = Woken::k_weights + 2 * k_mib;
-    }
-    SECTION("a range less") {
-        woken.fixture.remove(1);
-        expected = Woken::k_weights - 2 * k_mib;
-    }
-    CHECK(woken.sleep() == expected);
+    row.change(woken.fixture);
+    CHECK(woken.sleep() == row.written);
     CHECK(woken.files().size() == 4); // nobody removes the old one
     woken.wake();
     woken.check_unchanged();
 }
 
 TEST_CASE("Unchanged files: one that is not as it was left is not used, but left alone", "[unchanged]") {
+    using Path = const fs::path&;
+    struct Row {
+        const char* what;
+        std::function<void(Path file, Path other)> change;
+        std::size_t files; ///< that are there afterwards
+    };
+    const auto row = GENERATE(values<Row>({
+        {"removed", [](Path file, Path) { fs::remove(file); }, 3},
+        {"renamed", [](Path file, Path other) { fs::rename(file, other); }, 3},
+        {"replaced by a copy",
+         [](Path file, Path other) { fs::copy_file(file, other), fs::rename(other, file); }, 4},
+        {"written to", [](Path file, Path) { turn_a_bit(file); }, 4},
+        {"written to, with its time set back",
+         [](Path file, Path) {
+             const auto time = fs::last_write_time(file);
+             turn_a_bit(file);
+             fs::last_write_time(file, time);
+         },
+         4},
+        {"cut", [](Path file, Path) { fs::resize_file(file, fs::file_size(file) - 1); }, 4},
+        {"open to others", [](Path file, Path) { fs::permissions(file, fs::perms(0644)); }, 4},
+    }));
+    INFO(row.what);
     Woken woken;
-    const auto file = woken.largest();
-    bool is_gone = false;
-    SECTION("removed") {
-        fs::remove(file);
-        is_gone = true;
-    }
-    SECTION("renamed") {
-        fs::rename(file, woken.scratch.file("away"));
-        is_gone = true;
-    }
-    SECTION("replaced by a copy") {
-        const auto away = woken.scratch.file("away");
-        fs::copy_file(file, away);
-        fs::rename(away, file);
-    }
-    SECTION("written to") {
-        turn_a_bit(file);
-    }
-    SECTION("written to, with its time set back") {
-        struct stat status {};
-        REQUIRE(::stat(file.c_str(), &status) == 0);
-        turn_a_bit(file);
-        const timespec times[] = {status.st_atim, status.st_mtim};
-        REQUIRE(::utimensat(AT_FDCWD, file.c_str(), times, 0) == 0);
-    }
-    SECTION("cut") {
-        fs::resize_file(file, fs::file_size(file) - 1);
-    }
-    SECTION("open to others") {
-        REQUIRE(::chmod(file.c_str(), 0644) == 0);
-    }
+    row.change(woken.largest(), woken.scratch.file("away"));
     CHECK(woken.sleep() == Woken::k_weights);
-    CHECK(woken.files().size() == (is_gone ? 3U : 4U));
+    CHECK(woken.files().size() == row.files);
     woken.wake();
     woken.check_unchanged();
 }
@@ -168,26 +160,21 @@ TEST_CASE("Unchanged files: a batch says what it takes before it has begun, and 
     CHECK(*batch->needs() == needs);
 }
 
-TEST_CASE("Unchanged files: they are not used where another directory, or copying, is asked for",
-          "[unchanged]") {
+TEST_CASE("Unchanged files: none is used where another directory, or copying, is asked for", "[unchanged]") {
+    const std::string other = GENERATE("directory", "directory by the same path", "way, to copy all");
+    INFO("another " << other);
     Woken woken;
-    SECTION("another directory") {
-        woken.request.directory = woken.scratch.file("other");
-    }
-    SECTION("another directory by the same path") {
+    if (other == "directory") woken.request.directory = woken.scratch.file("other");
+    if (other == "directory by the same path")
         fs::rename(woken.request.directory, woken.scratch.file("away"));
-    }
-    SECTION("to copy all") {
-        woken.request.copy_all = true;
-    }
+    woken.request.copy_all = other == "way, to copy all";
     CHECK(woken.sleep() == Woken::k_all);
     woken.wake();
     woken.request.copy_all = false;
     woken.check_unchanged();
 }
 
-TEST_CASE("Unchanged files: what slept in host memory since is not written where it lies already",
-          "[unchanged]") {
+TEST_CASE("Unchanged files: what slept in host memory since is not written once more", "[unchanged]") {
     const auto retained = GENERATE(Bytes{0}, 64 * k_mib);
     Woken woken(retaining(retained));
     REQUIRE(woken.fixture.sleep(raw()));
@@ -201,8 +188,7 @@ TEST_CASE("Unchanged files: what slept in host memory since is not written where
     woken.check_unchanged();
 }
 
-TEST_CASE("Unchanged files: a sleep that fails leaves them, and the next one uses them, or writes anew",
-          "[unchanged]") {
+TEST_CASE("Unchanged files: a failed sleep leaves them, and the next uses them, or writes", "[unchanged]") {
     Woken woken;
     auto& control = woken.fixture.control();
     SECTION("withdrawn") {
@@ -224,8 +210,7 @@ TEST_CASE("Unchanged files: a sleep that fails leaves them, and the next one use
     woken.wake();
 }
 
-TEST_CASE("Unchanged files: one that is damaged beneath its times is found by the wake, and once mended used",
-          "[unchanged]") {
+TEST_CASE("Unchanged files: one damaged beneath its times is found, and once mended used", "[unchanged]") {
     Woken woken;
     CHECK(woken.sleep() == 0);
     const auto file = woken.largest();
@@ -255,8 +240,7 @@ TEST_CASE("Unchanged files: moved to host memory and back, they are as any other
     woken.check_unchanged();
 }
 
-TEST_CASE("Unchanged files: a sleep with them, and its wake, survive the failure of every driver call",
-          "[unchanged][sweep]") {
+TEST_CASE("Unchanged files: sleep and wake survive the failure of every driver call", "[unchanged][sweep]") {
     const bool fails_wake = GENERATE(false, true);
     Woken woken;
     int failures = 0;

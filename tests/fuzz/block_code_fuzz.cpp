@@ -8,7 +8,6 @@
 #include "support/block_encoder.hpp"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <vector>
 

@@ -5,8 +5,6 @@
 
 #include "codec/chunk.hpp"
 
-#include <algorithm>
-#include <cstdint>
 #include <vector>
 
 using namespace gpu_sleep;

@@ -5,7 +5,6 @@
 
 #include "control/policy/policy.hpp"
 
-#include <cstdint>
 #include <cstdlib>
 
 using namespace gpu_sleep::control::policy;

@@ -6,9 +6,7 @@
 
 #include "protocol/messages.hpp"
 
-#include <algorithm>
 #include <cstdlib>
-#include <span>
 
 using namespace gpu_sleep;
 using protocol::FrameReader;

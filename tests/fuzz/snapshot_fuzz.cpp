@@ -6,11 +6,7 @@
 #include "base/checksum.hpp"
 #include "store/snapshot_reader.hpp"
 
-#include <sys/mman.h>
-
-#include <cstdint>
 #include <cstring>
-#include <vector>
 
 using namespace gpu_sleep;
 

@@ -91,8 +91,7 @@ TEST_CASE("Bad input: a peer that leaves before its answer does no harm", "[bad_
     host.check_unharmed();
 }
 
-TEST_CASE("Bad input: a command that is killed while contents are copied leaves the process awake",
-          "[quick][bad_input]") {
+TEST_CASE("Bad input: a command killed while contents are copied leaves all awake", "[quick][bad_input]") {
     Host host({"GPU_SLEEP_SIM_POISON=0"});
     allocate_tags(host);
     host.tell("alloc_many bulk 1 67108864"); // so much is copied between two looks at the command
@@ -102,8 +101,7 @@ TEST_CASE("Bad input: a command that is killed while contents are copied leaves 
     host.check_unharmed();
 }
 
-TEST_CASE("Bad input: a request that waits behind another ends in its own time, or with its command",
-          "[bad_input]") {
+TEST_CASE("Bad input: a request behind another ends in its own time, or with its command", "[bad_input]") {
     Host host;
     allocate_tags(host);
     host.tell("hold");
@@ -129,8 +127,7 @@ TEST_CASE("Bad input: a request that waits behind another ends in its own time, 
     host.check_unharmed();
 }
 
-TEST_CASE("Bad input: gpu-ps does not wait for a sleep, and tells how the process was before",
-          "[bad_input]") {
+TEST_CASE("Bad input: gpu-ps does not wait for a sleep, and tells how the process was", "[bad_input]") {
     Host host;
     allocate_tags(host);
     host.tell("delay cuMemcpyDtoHAsync 1000000");
@@ -175,8 +172,7 @@ TEST_CASE("Bad input: a process that is stopped answers nobody, and the command 
     host.check_unharmed();
 }
 
-TEST_CASE("Bad input: a peer that does not read hears of the point of no return all the same",
-          "[bad_input]") {
+TEST_CASE("Bad input: a peer that does not read hears of the point of no return too", "[bad_input]") {
     Host host;
     allocate_tags(host);
     host.tell("spin 6000"); // for so much progress that it is not sent any more
@@ -184,8 +180,7 @@ TEST_CASE("Bad input: a peer that does not read hears of the point of no return 
     peer.send(sleep_frame());
     REQUIRE(becomes_true([&] { return host.state() == "asleep"; }));
     std::vector<model::Progress> progress;
-    const auto last = need(last_word(peer, &progress));
-    CHECK(std::holds_alternative<model::Report>(last));
+    CHECK(std::holds_alternative<model::Report>(need(last_word(peer, &progress))));
     REQUIRE(progress.size() > 10);
     CHECK(progress.back().phase == model::Progress::Phase::release);
     CHECK(host.command("gpu-wake").status == 0);

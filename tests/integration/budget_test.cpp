@@ -91,8 +91,7 @@ void check_bytes_after_wake(const std::vector<std::unique_ptr<Host>>& all) {
 
 } // namespace
 
-TEST_CASE("Budget: eight that sleep at once within a budget for three spill to files, or stay awake",
-          "[policy]") {
+TEST_CASE("Budget: eight that sleep at once within a budget for three spill, or stay awake", "[policy]") {
     if (!has_empty_tmp()) return;
     const Scratch disk("/var/tmp"); // files in memory would be no help
     const auto all = programs_apart(8, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 3 * k_each + k_mib)});
@@ -150,8 +149,7 @@ TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[po
     check_bytes_after_wake(all);
 }
 
-TEST_CASE("Budget: a pass puts no more to sleep into host memory than the budget has room for",
-          "[quick][policy]") {
+TEST_CASE("Budget: a pass puts no more into host memory than the budget has room for", "[quick][policy]") {
     if (!reads_configurations()) return;
     const Place place;
     const auto all = programs(3);

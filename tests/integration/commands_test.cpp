@@ -37,8 +37,7 @@ TEST_CASE("Commands: level 1 keeps every byte and gives the memory back", "[quic
     host.check_whole();
 }
 
-TEST_CASE("Commands: level 2 drops what nothing preserves, and says which tags have no refill",
-          "[commands]") {
+TEST_CASE("Commands: level 2 drops what nothing preserves, and names tags without refill", "[commands]") {
     Host host;
     allocate_three_tags(host);
     host.tell("policy default preserve 0");
@@ -176,8 +175,7 @@ TEST_CASE("Commands: a command that lacks descriptors leaves all processes as th
     for (const auto& host : hosts) CHECK(host->state() == "asleep");
 }
 
-TEST_CASE("Commands: gpu-ps lists every process of the user, for people and for programs",
-          "[quick][commands]") {
+TEST_CASE("Commands: gpu-ps lists all processes of the user, for people and programs", "[quick][commands]") {
     Host one({"GPU_SLEEP_NAME=the-one"});
     Host other;
     one.tell("alloc weights 4194304 0");

@@ -39,8 +39,7 @@ std::size_t agents_directories(const Host& host) {
 
 } // namespace
 
-TEST_CASE("Confinement: names of directories that were taken beforehand keep nobody from being found",
-          "[confinement]") {
+TEST_CASE("Confinement: directories' names that others took keep nobody from being found", "[confinement]") {
     if (!has_empty_tmp()) return;
     Host host(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && for i in 1 2 3 4 5 6 7 8 9; do "
                              "mkdir -m 755 /tmp/gpu-sleep-0.$i; done && exec \"$0\""));
@@ -85,8 +84,7 @@ TEST_CASE("Confinement: files are named in the root that the program has by then
     CHECK(fs::is_empty(jail.path() / "sleep"));
 }
 
-TEST_CASE("Confinement: a directory that cannot be written is not taken for another's process",
-          "[confinement]") {
+TEST_CASE("Confinement: a directory that is not writable is not taken for another's", "[confinement]") {
     if (!has_empty_tmp()) return;
     LoadedHost host(with_empty_tmp("mkdir /tmp/ro && mount -t tmpfs -o ro none /tmp/ro && exec \"$0\""));
     for (const std::string directory : {"/tmp/ro", "/tmp/ro/sleep"}) {
@@ -99,9 +97,7 @@ TEST_CASE("Confinement: a directory that cannot be written is not taken for anot
     check_cycle(host);
 }
 
-TEST_CASE(
-    "Confinement: a program that becomes another user while it sleeps in files is woken, and says what stays",
-    "[confinement]") {
+TEST_CASE("Confinement: a program that becomes another user while in files is woken", "[confinement]") {
     if (::geteuid() != 0) return skip_without_right("become another user");
     const Place place;
     LoadedHost host;
@@ -132,8 +128,7 @@ TEST_CASE("Confinement: a first thread with another /tmp while it sleeps is woke
     check_cycle(host);
 }
 
-TEST_CASE("Confinement: a filter that ends the process for calls that can be done without ends nobody",
-          "[confinement]") {
+TEST_CASE("Confinement: a filter that kills for calls that are not needed kills nobody", "[confinement]") {
     const Place place;
     Host host;
     for (const auto call : {SYS_unshare, SYS_io_uring_setup}) host.tell(fmt::format("forbid {} 0", call));
@@ -143,9 +138,7 @@ TEST_CASE("Confinement: a filter that ends the process for calls that can be don
     host.wake_whole();
 }
 
-TEST_CASE(
-    "Confinement: a filter that fails what the agent calls leaves the program awake or asleep, and whole",
-    "[confinement]") {
+TEST_CASE("Confinement: a filter of calls leaves the program awake or asleep, and whole", "[confinement]") {
     const auto call = GENERATE(SYS_membarrier, SYS_mkdirat, SYS_unlinkat, SYS_renameat2, SYS_flock,
                                SYS_ftruncate, SYS_fsync, SYS_getrandom, SYS_madvise, SYS_pwrite64);
     const bool in_files = GENERATE(false, true);

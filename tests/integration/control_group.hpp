@@ -6,7 +6,6 @@
 #pragma once
 
 #include "support/catch.hpp"
-#include "support/not_copied.hpp"
 
 #include <sys/types.h>
 

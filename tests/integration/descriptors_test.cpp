@@ -6,7 +6,6 @@
 #include "empty_tmp.hpp"
 #include "peer.hpp"
 #include "place.hpp"
-#include "support/not_copied.hpp"
 
 #include <sys/resource.h>
 
@@ -57,8 +56,7 @@ std::vector<std::string> standard_descriptors(pid_t process) {
 
 } // namespace
 
-TEST_CASE("Descriptors: a program that has none left at its first use of CUDA is under control once it has",
-          "[descriptors]") {
+TEST_CASE("Descriptors: without any at its first use of CUDA, it is under control later", "[descriptors]") {
     if (!has_empty_tmp()) return;
     Host host(with_empty_tmp("exec \"$0\""));
     CHECK(host.tell("asleep") == "0"); // it runs
@@ -91,8 +89,7 @@ TEST_CASE("Descriptors: a sleeping program that has none left is asked and told"
     host.wake_whole();
 }
 
-TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where there are none left",
-          "[descriptors]") {
+TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where none is left", "[descriptors]") {
     LoadedHost host;
     const AllUsed used(host);
     Peer silent(host);
@@ -100,8 +97,7 @@ TEST_CASE("Descriptors: who connects and says nothing keeps nobody out where the
     CHECK(silent.next()); // why it has to go
 }
 
-TEST_CASE("Descriptors: those of the agent have no number of the standard streams that a daemon has closed",
-          "[descriptors]") {
+TEST_CASE("Descriptors: the agent's have no number of standard streams that are closed", "[descriptors]") {
     const Place place;
     LoadedHost host;
     host.tell("close_standard");
@@ -115,8 +111,7 @@ TEST_CASE("Descriptors: those of the agent have no number of the standard stream
     }
 }
 
-TEST_CASE("Descriptors: what a daemon writes to those that it has closed gets into nothing of the agent's",
-          "[descriptors]") {
+TEST_CASE("Descriptors: what a daemon writes to closed ones gets into none of the agent's", "[descriptors]") {
     const Place place;
     LoadedHost host;
     host.tell("close_standard");
@@ -146,8 +141,7 @@ TEST_CASE("Descriptors: a daemon's child finds those free that it had closed", "
     }
 }
 
-TEST_CASE("Descriptors: a directory whose name nobody can guess is gone with the last socket in it",
-          "[descriptors]") {
+TEST_CASE("Descriptors: a directory that nobody can guess is gone with its last socket", "[descriptors]") {
     if (!has_empty_tmp()) return;
     const auto done =
         ended(run(with_empty_tmp("mkdir -m 755 /tmp/gpu-sleep-0 && { echo 'alloc weights 4096 0'; "

@@ -148,7 +148,7 @@ Answer start_collective(Words& words) {
         const auto ended = run();
         self.outcome = ended ? *ended : ended.error().message;
     });
-    return std::string();
+    return {};
 }
 
 Answer collective_steps(Words& /*unused*/) {

@@ -20,16 +20,14 @@ TEST_CASE("Host safety: libraries that use CUDA, and libcuda, come late and go",
     CHECK(ended(program.ends()).err.empty());
 }
 
-TEST_CASE("Host safety: a program initialises CUDA while a library does in its constructor",
-          "[host_safety]") {
+TEST_CASE("Host safety: a program initialises CUDA while a library's constructor does", "[host_safety]") {
     // Neither waits for what the other has.
     auto program = Program::ready({"constructor", library_file("libsafety_constructor.so")});
     program.cycle();
     program.go_on_to_end();
 }
 
-TEST_CASE("Host safety: a library bound to its own dependencies first is intercepted with --audit",
-          "[host_safety]") {
+TEST_CASE("Host safety: a library bound to its own first is intercepted with --audit", "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const bool is_audited = GENERATE(false, true);
     auto program = Program::loader({"deep", library_file("libsafety_plugin.so")},
@@ -52,8 +50,7 @@ TEST_CASE("Host safety: a library bound to its own dependencies first is interce
     CHECK(program.go_on_to_end().err.empty());
 }
 
-TEST_CASE("Host safety: a library in a namespace of its own works with --audit and without",
-          "[host_safety]") {
+TEST_CASE("Host safety: a library in its own namespace works with --audit and without", "[host_safety]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     const auto options = GENERATE(Arguments{}, Arguments{"--audit"});
     auto program = Program::loader({"apart", library_file("libsafety_plugin.so")}, options);
@@ -69,9 +66,7 @@ TEST_CASE("Host safety: a function that an older driver lacks is not found", "[h
     CHECK(end.out == "500\n"); // CUDA_ERROR_NOT_FOUND
 }
 
-TEST_CASE(
-    "Host safety: a program with a sanitizer starts, sleeps and wakes; the thread sanitizer's not deeply",
-    "[host_safety]") {
+TEST_CASE("Host safety: with a sanitizer, it starts, sleeps and wakes; TSan's not deeply", "[host_safety]") {
     const std::string sanitizer = GENERATE("address", "thread");
     const auto file = "safety_sanitized_" + sanitizer;
     if (is_sanitized() || !std::filesystem::exists(command_file(file)))

@@ -6,9 +6,7 @@
 #include "base/fd.hpp"
 #include "host_callbacks.hpp"
 #include "host_collective.hpp"
-#include "host_confinement.hpp"
-#include "host_descriptors.hpp"
-#include "host_reads.hpp"
+#include "host_process.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <sys/prctl.h>
@@ -38,11 +36,6 @@ Host& host() {
 }
 
 std::atomic<int> g_signals{0};
-
-Answer ok(Result<void> done) {
-    if (!done) return std::move(done).error();
-    return std::string();
-}
 
 Result<Allocation*> allocation(Words& words) {
     const auto number = next<std::size_t>(words, ~std::size_t{0});
@@ -74,11 +67,11 @@ Answer allocate_many(Words& words) {
         void* pointer = nullptr;
         GPU_SLEEP_TRY(checked(gpu_sleep_alloc(&pointer, bytes, 0, tag.c_str())));
     }
-    return std::string();
+    return {};
 }
 
 Answer release(Allocation& which, Words&) {
-    return ok(checked(gpu_sleep_free(std::exchange(which.pointer, nullptr))));
+    return checked(gpu_sleep_free(std::exchange(which.pointer, nullptr)));
 }
 
 Answer check_all(Words&) {
@@ -87,7 +80,7 @@ Answer check_all(Words&) {
         auto found = compare(each);
         if (!found || *found != "intact") return found;
     }
-    return std::string("intact");
+    return "intact";
 }
 
 Answer set_policy(Words& words) {
@@ -95,7 +88,7 @@ Answer set_policy(Words& words) {
         {"offload", GPU_SLEEP_OFFLOAD}, {"preserve", GPU_SLEEP_PRESERVE}, {"discard", GPU_SLEEP_DISCARD}};
     const auto tag = next<std::string>(words);
     const auto retention = names.at(next<std::string>(words));
-    return ok(checked(gpu_sleep_set_policy(tag.c_str(), retention, next<int>(words))));
+    return checked(gpu_sleep_set_policy(tag.c_str(), retention, next<int>(words)));
 }
 
 // ---- Work
@@ -104,7 +97,7 @@ Answer begin_capture(Words& words) {
     const auto flags = next<std::string>(words) == "blocking" ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
     return about_two(allocation, [=](Allocation& from, Allocation& to) {
         to.seed = from.seed;
-        return ok(host().graph.begin(flags, from, to));
+        return host().graph.begin(flags, from, to);
     })(words);
 }
 
@@ -123,7 +116,7 @@ Answer use_own_context(Words&) {
     GPU_SLEEP_TRY(checked(cuCtxCreate(&context, nullptr, 0, 0), "cuCtxCreate"));
     void* pointer = nullptr;
     GPU_SLEEP_TRY(checked(gpu_sleep_alloc(&pointer, 4096, 0, "own")));
-    return ok(checked(cuCtxDestroy(context), "cuCtxDestroy"));
+    return checked(cuCtxDestroy(context), "cuCtxDestroy");
 }
 
 // ---- The program's own sleep
@@ -132,13 +125,13 @@ Answer sleep_self(Words& words) {
     const auto level = next<int>(words);
     const auto tags = next<std::string>(words);
     const auto timeout_ms = next<std::uint32_t>(words, 10'000);
-    return ok(checked(gpu_sleep_sleep(level, tags.empty() ? nullptr : tags.c_str(), timeout_ms)));
+    return checked(gpu_sleep_sleep(level, tags.empty() ? nullptr : tags.c_str(), timeout_ms));
 }
 
 Answer wake_self(Words& words) {
     const auto tags = next<std::string>(words);
     const auto wait_ms = next<std::uint32_t>(words);
-    return ok(checked(gpu_sleep_wake(tags.empty() ? nullptr : tags.c_str(), wait_ms)));
+    return checked(gpu_sleep_wake(tags.empty() ? nullptr : tags.c_str(), wait_ms));
 }
 
 // ---- Life and death
@@ -171,8 +164,16 @@ Answer fork_child(Words& words) {
 
 /// The process takes a name of two lines, which /proc/PID/stat has as it is.
 Answer take_two_lines(Words&) {
-    if (::prctl(PR_SET_NAME, "a\nb) R 1") == 0) return std::string();
+    if (::prctl(PR_SET_NAME, "a\nb) R 1") == 0) return {};
     return errno_error(ErrorCode::internal, errno, "prctl", "name");
+}
+
+/// Of a child that ends by itself.
+Result<int> status_of(pid_t child) {
+    int status = -1;
+    if (child < 0 || ::waitpid(child, &status, 0) != child)
+        return errno_error(ErrorCode::internal, errno, "fork", "a child");
+    return status;
 }
 
 /// The child is made by the system call alone, which no library hears of, and exits. The answer is its
@@ -180,10 +181,7 @@ Answer take_two_lines(Words&) {
 Answer fork_raw(Words&) {
     const auto child = static_cast<pid_t>(::syscall(SYS_fork));
     if (child == 0) std::exit(0);
-    int status = -1;
-    if (child < 0 || ::waitpid(child, &status, 0) != child)
-        return errno_error(ErrorCode::internal, errno, "fork", "a child");
-    return std::to_string(status);
+    return std::to_string(GPU_SLEEP_TRY(status_of(child)));
 }
 
 /// Forks children that call the API and exit while another thread sleeps and wakes; stops at one that cannot.
@@ -223,26 +221,14 @@ Answer become_another(Words&) {
     return errno_error(ErrorCode::io_failed, errno, "execv", self);
 }
 
-Answer block_signals(Words&) {
+/// Blocks signals, or unblocks them. The answer is how many have come.
+Answer mask_signals(int how) {
     std::signal(SIGUSR1, [](int) { ++g_signals; });
     sigset_t set;
     sigemptyset(&set);
     for (const int signal : {SIGUSR1, SIGCONT}) sigaddset(&set, signal);
-    ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
-    return std::string();
-}
-
-Answer unblock_signals(Words&) {
-    sigset_t set;
-    sigemptyset(&set);
-    for (const int signal : {SIGUSR1, SIGCONT}) sigaddset(&set, signal);
-    ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+    ::pthread_sigmask(how, &set, nullptr);
     return std::to_string(g_signals);
-}
-
-Answer handle_stops(Words&) {
-    std::signal(SIGTSTP, [](int) { ++g_signals; });
-    return std::string();
 }
 
 /// Whether SIGTSTP and SIGCONT do in a child of fork() what they do in a program at its start.
@@ -255,10 +241,7 @@ Answer see_stops_in_child(Words&) {
         }
         ::_exit(0);
     }
-    int status = -1;
-    if (child < 0 || ::waitpid(child, &status, 0) != child)
-        return errno_error(ErrorCode::internal, errno, "fork", "a child");
-    return std::string(status == 0 ? "default" : "handled");
+    return GPU_SLEEP_TRY(status_of(child)) == 0 ? "default" : "handled";
 }
 
 // ---- The simulated driver
@@ -268,46 +251,38 @@ Answer set_fault(const std::string& kind, Words& words) {
     const auto number = next<std::uint64_t>(words);
     if (kind == "delay") sim_delay(name.c_str(), number);
     if (kind == "fail") sim_fail(name.c_str(), number, next<int>(words), SIM_ONCE);
-    return std::string();
+    return {};
 }
 
-/// reads MICROSECONDS [GOOD]: each takes so much longer, and all after the next GOOD ones fail
-Answer set_reads(Words& words) {
-    const auto microseconds = next<std::uint64_t>(words);
-    spoil_reads(microseconds, next(words, UINT64_MAX));
-    return std::string();
-}
-
-const Commands& commands() {
-    static const Commands table = {
+Commands commands() {
+    Commands table = {
         {"alloc", allocate},
         {"alloc_many", allocate_many},
         {"free", about(allocation, release)},
         {"check", about(allocation, [](const Allocation& which, Words&) { return compare(which); })},
         {"check_all", check_all},
         {"policy", set_policy},
-        {"refilled",
-         [](Words& w) { return ok(checked(gpu_sleep_mark_refilled(next<std::string>(w).c_str()))); }},
-        {"name", [](Words& w) { return ok(checked(gpu_sleep_set_name(next<std::string>(w).c_str()))); }},
-        {"hold", [](Words&) { return ok(checked(gpu_sleep_hold())); }},
-        {"resume", [](Words&) { return ok(checked(gpu_sleep_resume())); }},
-        {"inhibit", [](Words&) { return ok(checked(gpu_sleep_inhibit())); }},
-        {"uninhibit", [](Words&) { return ok(checked(gpu_sleep_uninhibit())); }},
+        {"refilled", [](Words& w) { return checked(gpu_sleep_mark_refilled(next<std::string>(w).c_str())); }},
+        {"name", [](Words& w) { return checked(gpu_sleep_set_name(next<std::string>(w).c_str())); }},
+        {"hold", [](Words&) { return checked(gpu_sleep_hold()); }},
+        {"resume", [](Words&) { return checked(gpu_sleep_resume()); }},
+        {"inhibit", [](Words&) { return checked(gpu_sleep_inhibit()); }},
+        {"uninhibit", [](Words&) { return checked(gpu_sleep_uninhibit()); }},
         {"capture", begin_capture},
-        {"capture_end", [](Words&) { return ok(host().graph.end()); }},
+        {"capture_end", [](Words&) { return host().graph.end(); }},
         {"replay", about(allocation, replay)},
         {"collective", start_collective},
         {"collective_steps", collective_steps},
         {"collective_end", end_collective},
-        {"spin", [](Words& w) { return ok(spin(next<std::uint64_t>(w))); }},
+        {"spin", [](Words& w) { return spin(next<std::uint64_t>(w)); }},
         {"own_context", use_own_context},
         {"callback", [](Words& w) { return host().callbacks.install(w); }},
         {"let_go", [](Words&) { return host().callbacks.let_go(); }},
         {"calls", [](Words&) { return host().callbacks.calls(); }},
         {"sleep", sleep_self},
         {"wake", wake_self},
-        {"asleep", [](Words&) { return Answer(std::to_string(gpu_sleep_asleep_bytes())); }},
-        {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
+        {"asleep", [](Words&) { return std::to_string(gpu_sleep_asleep_bytes()); }},
+        {"pid", [](Words&) { return std::to_string(::getpid()); }},
         {"fork", fork_child},
         {"two_line_name", take_two_lines},
         {"raw_fork", fork_raw},
@@ -315,28 +290,17 @@ const Commands& commands() {
         {"slow_exit", be_slow_at_exit},
         {"exec", become_another},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
-        {"usurp_sockets", usurp_sockets},
-        {"usurped", check_usurped},
-        {"use_descriptors", use_descriptors},
-        {"leave_descriptors", leave_descriptors},
-        {"close_standard", close_standard},
-        {"mutter", start_muttering},
-        {"muttered", count_muttered},
-        {"chroot", change_root},
-        {"own_tmp", have_own_tmp},
-        {"become", become_user},
-        {"forbid", forbid_call},
-        {"handle_stops", handle_stops},
+        {"handle_stops", [](Words&) { return std::signal(SIGTSTP, [](int) { ++g_signals; }), Answer(); }},
         {"stops_in_child", see_stops_in_child},
-        {"block", block_signals},
-        {"unblock", unblock_signals},
-        {"signals", [](Words&) { return Answer(std::to_string(g_signals)); }},
+        {"block", [](Words&) { return mask_signals(SIG_BLOCK); }},
+        {"unblock", [](Words&) { return mask_signals(SIG_UNBLOCK); }},
+        {"signals", [](Words&) { return std::to_string(g_signals); }},
         {"delay", [](Words& w) { return set_fault("delay", w); }},
         {"fail", [](Words& w) { return set_fault("fail", w); }},
-        {"reads", set_reads},
-        {"pinned", [](Words&) { return Answer(std::to_string(sim_live_objects().host_bytes)); }},
-        {"faults", [](Words&) { return Answer(std::to_string(sim_fault_counts().illegal_accesses)); }},
+        {"pinned", [](Words&) { return std::to_string(sim_live_objects().host_bytes); }},
+        {"faults", [](Words&) { return std::to_string(sim_fault_counts().illegal_accesses); }},
     };
+    add_process_commands(table);
     return table;
 }
 

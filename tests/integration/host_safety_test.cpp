@@ -52,13 +52,11 @@ TEST_CASE("Host safety: destructors and exit handlers free and touch while it is
     CHECK(end.err.empty());
 }
 
-TEST_CASE("Host safety: a destructor gives back memory that the program mapped, awake and asleep",
-          "[host_safety]") {
+TEST_CASE("Host safety: a destructor gives mapped memory back, awake and asleep", "[host_safety]") {
     const bool is_asleep = GENERATE(false, true);
     auto program = Program::ready({"unmap_at_exit"});
     if (is_asleep) program.sleep();
-    const auto end = program.go_on_to_end();
-    CHECK(end.out == (is_asleep ? "unmapped 4 freed 0\n" : "unmapped 0 freed 0\n"));
+    CHECK(program.go_on_to_end().out == (is_asleep ? "unmapped 4 freed 0\n" : "unmapped 0 freed 0\n"));
 }
 
 TEST_CASE("Host safety: a destructor may join a thread that waits at the gate", "[host_safety]") {
@@ -150,8 +148,7 @@ TEST_CASE("Host safety: a thread's last destructors use CUDA", "[host_safety]") 
     program.go_on_to_end();
 }
 
-TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does without the agent",
-          "[host_safety]") {
+TEST_CASE("Host safety: a program that crashes within CUDA crashes as without the agent", "[host_safety]") {
     Process plain({{command_file("intercepted_program_linked"), "crash"}, environment_for_others()});
     REQUIRE(plain.read_line() == "ready");
     plain.send("");
@@ -166,9 +163,7 @@ TEST_CASE("Host safety: a program that crashes within CUDA crashes as it does wi
     }
 }
 
-TEST_CASE("Host safety: a thread may be cancelled while it asks for memory that is not there, or waits for "
-          "the GPU",
-          "[host_safety]") {
+TEST_CASE("Host safety: a thread may be cancelled while it waits for memory or the GPU", "[host_safety]") {
     Program program({GENERATE("cancel", "cancel_waits")});
     REQUIRE(program.line() == "cancelled");
     program.cycle();
@@ -215,8 +210,7 @@ TEST_CASE("Host safety: what is asked for wrongly is answered as the driver does
     CHECK_THAT(plain.out, mentions("cuNoSuchThing"));
 }
 
-TEST_CASE("Host safety: a touch that cannot wake the process waits for memory, and says so once",
-          "[host_safety]") {
+TEST_CASE("Host safety: a touch that cannot wake waits for memory, and says so once", "[host_safety]") {
     const SharedDevices devices{64 * k_mib};
     auto sleeper = Program::ready({"touch_often"}, {"--on-touch", "wake"}, devices.environment());
     sleeper.sleep();

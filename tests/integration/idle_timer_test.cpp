@@ -20,8 +20,7 @@ bool falls_asleep(const Host& host) {
 
 } // namespace
 
-TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until it is used, again and again",
-          "[quick][threads][idle_timer]") {
+TEST_CASE("Idle timer: whoever is idle sleeps until used, again and again", "[quick][threads][idle_timer]") {
     LoadedHost host(timed());
     CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps after 1.00 s without work on the GPU"));
     auto soonest = std::numeric_limits<double>::max();
@@ -43,8 +42,7 @@ TEST_CASE("Idle timer: a process sleeps once it has been idle for so long, until
     host.check_whole();
 }
 
-TEST_CASE("Idle timer: what is woken of a process that sleeps on has its time again, and sleeps too",
-          "[idle_timer]") {
+TEST_CASE("Idle timer: what is woken of a sleeper has its time again, and sleeps too", "[idle_timer]") {
     LoadedHost host(timed());
     host.tell("alloc cache 4194304 0");
     REQUIRE(falls_asleep(host));
@@ -86,8 +84,7 @@ TEST_CASE("Idle timer: it heeds inhibitors, and sleeps when they end", "[idle_ti
     CHECK(falls_asleep(host));
 }
 
-TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails is tried again",
-          "[idle_timer]") {
+TEST_CASE("Idle timer: contents go where they are to, and a failed sleep is tried again", "[idle_timer]") {
     const Place place;
     std::filesystem::create_directory(place.path());
     std::filesystem::permissions(place.path(), std::filesystem::perms::all); // not private
@@ -101,7 +98,7 @@ TEST_CASE("Idle timer: contents go where they are to go, and a sleep that fails 
     REQUIRE(falls_asleep(host));
     CHECK(host.report("file_bytes") != "0");
     CHECK(host.report("host_bytes") != "0");
-    CHECK(host.command("gpu-ps").out.find("its last sleep failed") == std::string::npos);
+    CHECK_THAT(host.command("gpu-ps").out, !mentions("its last sleep failed"));
     host.tell("spin 1");
     host.check_whole();
 }

@@ -69,8 +69,7 @@ TEST_CASE("Memory: a settled process has host memory made ready, and its first s
     CHECK(host.tell("check 0") == "intact");
 }
 
-TEST_CASE("Memory: a program that has filled its GPU to the last byte sleeps, moves, goes deep and wakes",
-          "[memory]") {
+TEST_CASE("Memory: a program that has filled its GPU sleeps, moves, goes deep and wakes", "[memory]") {
     const SharedDevices devices(64 * k_mib);
     const auto here = with(devices.environment(), {"GPU_SLEEP_SIM_STREAM_BYTES=2097152"});
     const Scratch scratch;
@@ -114,8 +113,7 @@ TEST_CASE("Memory: a control group's limit ends a sleep with 8 and kills nobody"
     host.cycle();
 }
 
-TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the wake gives back",
-          "[memory]") {
+TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that it gives back", "[memory]") {
     if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     const bool is_pinned = GENERATE(true, false);
     const ControlGroup group;
@@ -137,8 +135,7 @@ TEST_CASE("Memory: a sleep that waits behind a wake has the host memory that the
     host.wake_whole();
 }
 
-TEST_CASE("Memory: what a wake gives back is given back little by little, or at once on request",
-          "[memory]") {
+TEST_CASE("Memory: what a wake gives back goes little by little, or at once on request", "[memory]") {
     constexpr Bytes k_piece = 32 * k_mib;
     Host host({"GPU_SLEEP_RETAIN=0", "GPU_SLEEP_SIM_POISON=0"});
     host.tell(fmt::format("alloc weights {} 0", 3 * k_piece));

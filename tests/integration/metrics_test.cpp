@@ -77,8 +77,7 @@ TEST_CASE("Transitions: each is counted once, by what it was and how it ended", 
     CHECK(transitions_of(host)["wake"]["done"] == 3);
 }
 
-TEST_CASE("Transitions: a wake that waits for GPU memory is counted when it ends, with its wait",
-          "[metrics]") {
+TEST_CASE("Transitions: a wake that waits for GPU memory is counted at its end, with its wait", "[metrics]") {
     const SharedDevices devices{64 * k_mib};
     Host host{devices.environment()};
     Host rival{devices.environment()};

@@ -8,8 +8,7 @@
 using namespace gpu_sleep::test;
 using namespace std::chrono_literals;
 
-TEST_CASE("Move: a sleeper goes to files and back by tags, and every command says so",
-          "[quick][threads][move]") {
+TEST_CASE("Move: a sleeper goes to files and back by tags, and commands say so", "[quick][threads][move]") {
     const Place place;
     TwoTagHost host;
     host.tell("alloc weights 6291456 1");

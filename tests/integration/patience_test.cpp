@@ -30,8 +30,7 @@ TEST_CASE("Patience: a test's own counts the time that a process could have run"
     CHECK(none.left() == 0ms);
 }
 
-TEST_CASE("Patience: a name that processes of several users have is nobody's until one is chosen",
-          "[patience]") {
+TEST_CASE("Patience: a name of several users' processes is nobody's until one is chosen", "[patience]") {
     if (::geteuid() != 0) return skip_without_right("be two users");
     const Stage stage;
     const Arguments as_nobody{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"};

@@ -144,8 +144,7 @@ TEST_CASE("Pause: a paused program that is stopped says so, and does not go on b
     host.check_unharmed();
 }
 
-TEST_CASE("Pause: it lasts through a stop whatever else of the program sleeps, with its answer to a touch",
-          "[pause]") {
+TEST_CASE("Pause: it lasts through a stop, whatever else sleeps, with its answer to a touch", "[pause]") {
     LoadedHost host(captured({"GPU_SLEEP_ON_STOP=sleep"}));
     host.tell("alloc cache 4194304 0");
     const auto stop_and_continue = [&] {

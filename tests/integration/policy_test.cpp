@@ -43,8 +43,7 @@ TEST_CASE("Policy: what stays idle moves from host memory to files without wakin
     const auto pass = [&](const char* file) {
         const Configuration ladder(fmt::format(
             "[reclaim]\nidle = [\"10ms:host\", \"{}\"]\ndirectory = \"{}\"\n", file, place.path().native()));
-        const auto output = ended(host.command("gpu-reclaim", {"--config", ladder.file(), "--json"}));
-        return output;
+        return ended(host.command("gpu-reclaim", {"--config", ladder.file(), "--json"}));
     };
     auto output = pass("1h:file");
     CHECK(output.json("/processes/0/report/changed") == "true");
@@ -132,8 +131,7 @@ TEST_CASE("Policy: notify hears of a pass before and after it, and spares whom i
     }
 }
 
-TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for whom they do not name",
-          "[policy]") {
+TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for all others", "[policy]") {
     if (!reads_configurations()) return;
     const Scratch home;
     CHECK(reclaim_with(home.path(), {"--why", "--user", "61235"}).out ==
@@ -176,8 +174,7 @@ TEST_CASE("Policy: without --idle the files say when, and 15 minutes hold for wh
     CHECK(host.tell("check_all") == "intact");
 }
 
-TEST_CASE("Policy: one user is exempt from a rule for a program, and what has no effect is named",
-          "[policy]") {
+TEST_CASE("Policy: a user is exempt from a rule for a program, and what has no effect is named", "[policy]") {
     if (!reads_configurations()) return;
     const Scratch home;
     const auto config = home.file("admin.toml");
@@ -246,8 +243,7 @@ TEST_CASE("Policy: of two files of the same name the one that is wrong is named"
                 2, mentions(home.path().string()) && !mentions("--config: "));
 }
 
-TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that cannot be kept among it",
-          "[policy]") {
+TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that are not kept too", "[policy]") {
     if (!reads_configurations()) return;
     const Scratch home;
     const auto config = home.file("admin.toml");
@@ -262,9 +258,7 @@ TEST_CASE("Policy: a pass ends with the worst of what failed, budgets that canno
                mentions("cannot keep to the budget of 1.00 MiB") && mentions("no directory is set"));
 }
 
-TEST_CASE(
-    "Policy: root's pass judges each process by its owner's file, which cannot loosen the administrator's",
-    "[policy]") {
+TEST_CASE("Policy: root's pass judges each by its owner's file, which cannot loosen root's", "[policy]") {
     if (::geteuid() != 0) return skip_without_right("be two users");
     if (!reads_configurations()) return;
     const Stage stage;
@@ -341,8 +335,7 @@ TEST_CASE(
         REQUIRE(::chmod(scratch.file("secret").c_str(), 0600) == 0);
         std::filesystem::create_directories(own.parent_path());
         std::filesystem::create_symlink(scratch.file("secret"), own);
-        const auto output = pass();
-        CHECK_THAT(output.err, mentions("it belongs to somebody else") && !mentions("swordfish"));
+        CHECK_THAT(pass().err, mentions("it belongs to somebody else") && !mentions("swordfish"));
         CHECK(host.state() == "asleep");
     }
     host.tell("spin 1");

@@ -143,8 +143,7 @@ TEST_CASE("Python: PyTorch is asked for its unused memory before a sleep", "[pyt
     CHECK(program.tell("touch") == "0");
 }
 
-TEST_CASE("Python: a sleep waits until PyTorch has unmapped its unused memory, though other memory sleeps",
-          "[python]") {
+TEST_CASE("Python: a sleep waits until PyTorch has unmapped, though other memory sleeps", "[python]") {
     PythonProgram program;
     REQUIRE(program.tell("cache_segment") == "done");
     REQUIRE(program.command("gpu-sleep", {"--tags", "default"}).status == 0);
@@ -184,8 +183,7 @@ TEST_CASE("Python: a sleep goes on without its lock when that is not to be had",
     CHECK(program.tell("touch") == "0");
 }
 
-TEST_CASE("Python: a sleep that has no time for PyTorch to unmap its memory fails, and the next one waits",
-          "[python]") {
+TEST_CASE("Python: a sleep without time for PyTorch to unmap fails, and the next one waits", "[python]") {
     PythonProgram program;
     REQUIRE(program.tell("cache_segment") == "done");
     REQUIRE(program.tell("torch") == "done");

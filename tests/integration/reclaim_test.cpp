@@ -23,8 +23,7 @@ double idle_seconds(const Host& host) {
 }
 
 Output reclaim(const Host& host, Arguments options = {}) {
-    auto output = ended(host.command("gpu-reclaim", with(std::move(options), {"--idle", "10ms", "--json"})));
-    return output;
+    return ended(host.command("gpu-reclaim", with(std::move(options), {"--idle", "10ms", "--json"})));
 }
 
 /// Starts the command in a pid namespace of its own, with a /tmp of its own, among so many stubs. Nothing
@@ -131,8 +130,7 @@ TEST_CASE("Idle: is not known of a program whose calls are not intercepted", "[r
     }));
 }
 
-TEST_CASE("Reclaim: what is idle sleeps until it is used, and then is no longer idle",
-          "[quick][threads][reclaim]") {
+TEST_CASE("Reclaim: what is idle sleeps until it is used, and is idle no more", "[quick][threads][reclaim]") {
     LoadedHost host(captured());
     become_idle(host);
     CHECK(reclaim(host, {"--dry-run"}).json("/processes/0/report/devices/0/moved_bytes") == "4194304");
@@ -189,8 +187,7 @@ TEST_CASE("Reclaim: callbacks that use the GPU do not keep their program awake",
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is told without changing it",
-          "[reclaim]") {
+TEST_CASE("Reclaim: why a program does not sleep, and how it would, is told without a change", "[reclaim]") {
     LoadedHost host(captured());
     const auto why = [&](Arguments options) {
         options.emplace_back("--why");
@@ -216,8 +213,7 @@ TEST_CASE("Reclaim: why a program does not sleep, and what it would be like, is 
     host.check_whole();
 }
 
-TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps or wakes just now",
-          "[reclaim]") {
+TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or is amid a change", "[reclaim]") {
     Host host(captured());
     host.tell("alloc weights 33554432 0");
     become_idle(host);
@@ -232,8 +228,7 @@ TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or sleeps
     CHECK(host.state() == "asleep");
 }
 
-TEST_CASE("Reclaim: a pass tells of what it put to sleep and of what failed, and of nobody else",
-          "[reclaim]") {
+TEST_CASE("Reclaim: a pass tells of whom it put to sleep and of what failed, of nobody else", "[reclaim]") {
     const auto all = among_stubs(7, 1, {"gpu-reclaim", "--idle", "15m", "--json", "--timeout", "1s"});
     if (!all) return;
     const auto pass = timed(*all);
@@ -251,8 +246,7 @@ TEST_CASE("Reclaim: a pass tells of what it put to sleep and of what failed, and
     CHECK(timed(*idle_none).output.out == "nothing to do\n");
 }
 
-TEST_CASE("Reclaim: the line for cron does its work without an environment and a terminal, in silence",
-          "[reclaim]") {
+TEST_CASE("Reclaim: cron's line works without an environment and a terminal, in silence", "[reclaim]") {
     constexpr int k_late = 4; // what a pass ends with where the machine stood still for two seconds
     std::optional<Output> all;
     for (int tries = 0; tries < 3 && (!all || timed(*all).output.status == k_late); ++tries) {

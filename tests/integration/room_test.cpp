@@ -100,8 +100,7 @@ TEST_CASE("Room: who waits for another's time hears whose, and how to go before 
     Model third(machine.model("third", k_min_awake));
     first.request();
     second.begin_request();
-    const auto advice = fmt::format("to go first: gpu-switch {}", second.host.pid());
-    REQUIRE(second.says(advice));
+    REQUIRE(second.says(fmt::format("to go first: gpu-switch {}", second.host.pid())));
     const auto said = second.host.process().errors();
     CHECK_THAT(said, mentions(fmt::format("{} (first) has 32.0 MiB: it was woken", first.host.pid())) &&
                          mentions("ago, and may sleep in 9 min") && !mentions("wake it with"));
@@ -189,8 +188,7 @@ TEST_CASE("Room: gpu-switch wakes before all who wait, whoever has just woken, a
     CHECK(third.host.report("seconds_since_wake") != "none");
     pause_for(Milliseconds(1'000));
     CHECK(third.host.state() == "awake"); // though another still waits for it
-    const auto again = third.host.command("gpu-switch");
-    CHECK_THAT(again.out, mentions("already awake"));
+    CHECK_THAT(third.host.command("gpu-switch").out, mentions("already awake"));
     CHECK(std::stod(third.host.report("seconds_since_wake")) < 0.9); // it is left alone for as long again
     CHECK(second.host.command("gpu-switch", {"--wait", "10s"}).status == 0);
     second.end_request();
@@ -286,8 +284,7 @@ TEST_CASE("Room: gpu-reclaim --need --wait keeps its place before those who come
     second.end_request();
 }
 
-TEST_CASE("Room: gpu-reclaim --need --wait lets wakes that have room go first while its own time is far off",
-          "[room]") {
+TEST_CASE("Room: gpu-reclaim --need --wait lets wakes with room go first while its time is far", "[room]") {
     if (!reads_configurations()) return;
     const Machine machine;
     Host small(machine.model("small", 600'000)); // which goes before others only after such a time
@@ -353,8 +350,7 @@ TEST_CASE("Room: gpu-run --need makes room before its command starts, or does no
     CHECK(advised >= 605 - std::chrono::duration<double>(Clock::now() - woken).count()); // with a margin
     CHECK(start("40MiB", "GPU-0000").status == 2);
     CHECK(only.host.state() == "awake");
-    const auto done = start("40MiB", gpu);
-    CHECK(done.out == "started\n");
+    CHECK(start("40MiB", gpu).out == "started\n");
     CHECK(only.host.state() == "asleep");
     only.request();
     check_ended(start("40MiB", gpu, "25s", {"--wait", "0s"}), 1,

@@ -54,8 +54,7 @@ public:
     /// Goes on to its end, with this status.
     Output go_on_to_end(int status = 0) {
         go_on();
-        auto output = ended(ends(), status);
-        return output;
+        return ended(ends(), status);
     }
 
 private:

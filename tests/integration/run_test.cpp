@@ -3,7 +3,6 @@
 // gpu-run: what it starts, with what environment, what it refuses, and what it costs.
 
 #include "support/host.hpp"
-#include "support/sanitized.hpp"
 #include "support/tree.hpp"
 
 #include <spawn.h>
@@ -239,8 +238,7 @@ TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2",
     CHECK(run(gpu_run({scratch.path()})).status == 126);
 }
 
-TEST_CASE("Run: without the agent beside it, or with it where the loader cannot find it, it says so",
-          "[run]") {
+TEST_CASE("Run: without the agent beside it, or where the loader cannot find it, it says so", "[run]") {
     const Scratch scratch;
     const auto outcome = [&](const std::string& directory, bool with_agent) {
         fs::create_directories(scratch.path() / directory / "bin");
@@ -256,8 +254,7 @@ TEST_CASE("Run: without the agent beside it, or with it where the loader cannot 
     check_ended(outcome("a b", true), 1, mentions("' '"));
 }
 
-TEST_CASE("Run: a program that never uses CUDA starts within 2 ms as fast, and in a login within 0.3 ms",
-          "[timed]") {
+TEST_CASE("Run: without CUDA a program starts as fast within 2 ms, and in a login within 0.3 ms", "[timed]") {
     if (is_sanitized()) return skip("a sanitizer takes longer to start");
     constexpr int k_runs = 50;
     std::vector<double> plain, in_login, with_agent, by_gpu_run;

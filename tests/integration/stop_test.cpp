@@ -69,6 +69,12 @@ void check_continues(Host& host) {
 TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", "[quick][stop]") {
     Job host;
     CHECK_THAT(host.command("gpu-ps").out, mentions("it sleeps when SIGTSTP stops it"));
+    CHECK(host.tell("stops_in_child") == "default");
+    host.tell("inhibit"); // it stops awake then
+    stop(host);
+    check_continues(host);
+    CHECK(host.report("woken_bytes") == "0");
+    host.tell("uninhibit");
     for (int round = 1; round <= 3; ++round) {
         stop(host);
         // Nobody answers; that it sleeps shows in what the wake brings back.
@@ -78,8 +84,7 @@ TEST_CASE("Stop: a job sleeps before it stops, and wakes when it is continued", 
     }
 }
 
-TEST_CASE("Stop: a job that sleeps while it is stopped is shown with its bytes, and alarms nobody",
-          "[stop]") {
+TEST_CASE("Stop: a job that sleeps while it is stopped shows its bytes, and alarms nobody", "[stop]") {
     Job host;
     stop(host);
     const auto json = ended(host.command("gpu-ps", {"--json"}));
@@ -210,8 +215,7 @@ TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is no
     check_awake(host);
 }
 
-TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before the stop prevents it",
-          "[stop]") {
+TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on beforehand prevents it", "[stop]") {
     Job host({"GPU_SLEEP_STOP_GRACE=60000"});
     host.tell(k_slow);
     host.process().signal(SIGTSTP);
@@ -239,8 +243,7 @@ TEST_CASE("Stop: a second stop meanwhile changes nothing, and going on before th
     check_continues(host);
 }
 
-TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and its process stops asleep",
-          "[stop]") {
+TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and it stops asleep", "[stop]") {
     Job host({"GPU_SLEEP_STOP_GRACE=60000"});
     host.tell(k_slow);
     auto sleep = host.start("gpu-sleep");
@@ -253,14 +256,6 @@ TEST_CASE("Stop: one operation at a time: a command's sleep goes first, and its 
     REQUIRE(host.command("gpu-wake").status == 0); // by hand, unless the stop slept what was awake
     host.tell(k_quick);
     check_awake(host);
-}
-
-TEST_CASE("Stop: a process that refuses sleeps stops awake", "[stop]") {
-    Job host;
-    host.tell("inhibit");
-    stop(host);
-    check_continues(host);
-    CHECK(host.report("woken_bytes") == "0");
 }
 
 TEST_CASE("Stop: a program's own handler replaces ours, and gpu-ps says so", "[stop]") {
@@ -280,12 +275,6 @@ TEST_CASE("Stop: a disposition that was not the default when the agent started i
     host.tell(k_allocation);
     host.process().signal(SIGTSTP);
     CHECK(becomes_true([&] { return host.tell("signals") == "1"; }));
-}
-
-TEST_CASE("Stop: a child of fork() and another program have the default again", "[stop]") {
-    Job host;
-    CHECK(host.tell("stops_in_child") == "default");
-    check_awake(host);
 }
 
 TEST_CASE("Stop: a transaction that was frozen midway ends whole after the thaw", "[stop]") {

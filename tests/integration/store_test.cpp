@@ -23,6 +23,15 @@ mode_t mode_of(const fs::path& path) {
     return status.st_mode & 07777U;
 }
 
+/// Files of the place that the process has open. It goes on opening and closing others.
+std::ptrdiff_t count_open(const std::string& process, const Place& place) {
+    const fs::directory_iterator all("/proc/" + process + "/fd");
+    return std::count_if(begin(all), end(all), [&](const fs::directory_entry& each) {
+        std::error_code gone;
+        return fs::read_symlink(each, gone).string().starts_with(place.path().string());
+    });
+}
+
 } // namespace
 
 TEST_CASE("Store: contents in files come back whole, and no host memory is kept", "[quick][threads][store]") {
@@ -42,25 +51,6 @@ TEST_CASE("Store: contents in files come back whole, and no host memory is kept"
         CHECK(place.files().empty());
     }
     CHECK(host.tell("faults") == "0");
-}
-
-TEST_CASE("Store: the file of a tag that is freed asleep goes at once, with its room on the disk",
-          "[store]") {
-    const Place place;
-    TwoTagHost host;
-    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    const auto count_open = [&] {
-        const fs::directory_iterator all(fmt::format("/proc/{}/fd", host.pid()));
-        return std::count_if(begin(all), end(all), [&](const fs::directory_entry& each) {
-            std::error_code ignored;
-            return fs::read_symlink(each, ignored).string().starts_with(place.path().string());
-        });
-    };
-    const auto before = count_open();
-    host.tell("free 1");
-    CHECK(place.files().size() == 1);
-    CHECK(becomes_true([&] { return count_open() < before; }, Milliseconds(1000)));
-    host.wake_whole();
 }
 
 TEST_CASE("Store: a flush is told of before it begins, and when it has ended", "[store]") {
@@ -165,8 +155,11 @@ TEST_CASE("Store: files are private, and there as long as they are needed", "[st
                    mentions(fmt::format("gpu-sleep-{}-", host.pid())) && mentions(".snapshot"));
     }
     SECTION("until the process frees the last of what they hold") {
+        const auto held = [&] { return count_open(std::to_string(host.pid()), place); };
+        const auto before = held();
         host.tell("free 1");
         CHECK(place.files().size() == 1);
+        CHECK(becomes_true([&] { return held() < before; }, Milliseconds(1000))); // and its room on the disk
         host.tell("free 0");
         CHECK(place.files().size() == 1);
         host.wake_whole();
@@ -183,18 +176,9 @@ TEST_CASE("Store: a child that is forked while its parent sleeps holds none of i
     const Place place;
     TwoTagHost host;
     REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
-    const auto held_by = [&](const std::string& process) {
-        int count = 0;
-        for (const auto& entry : fs::directory_iterator("/proc/" + process + "/fd")) {
-            std::error_code gone; // the program goes on opening and closing
-            count += fs::read_symlink(entry.path(), gone).string().starts_with(place.path().string());
-        }
-        return count;
-    };
-    CHECK(held_by(std::to_string(host.pid())) > 0);
+    CHECK(count_open(std::to_string(host.pid()), place) > 0);
     const auto forked = host.tell("fork");
-    const auto child = forked.substr(0, forked.find(' '));
-    CHECK(held_by(child) == 0);
+    CHECK(count_open(forked.substr(0, forked.find(' ')), place) == 0);
     CHECK(place.files().size() == 2);
     host.wake_whole();
     CHECK(place.files().empty());

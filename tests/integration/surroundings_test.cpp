@@ -36,8 +36,7 @@ void sleep_and_wake(Host& host, const Arguments& how = {}) {
 
 } // namespace
 
-TEST_CASE("Surroundings: a process that a debugger has stopped is given up in time, and loses nothing",
-          "[surroundings]") {
+TEST_CASE("Surroundings: a process that a debugger stopped is given up in time, whole", "[surroundings]") {
     if (!has_debugger()) return skip("there is no gdb");
     Host host;
     host.tell("alloc weights 33554432 0");

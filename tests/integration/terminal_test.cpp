@@ -5,7 +5,6 @@
 #include "support/fake_agent.hpp"
 #include "support/host.hpp"
 #include "support/hostile_text.hpp"
-#include "support/not_copied.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -38,6 +38,12 @@ def enter(device):
     thread.device = device
 
 
+def memory_info(device=None):
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    driver_says(driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    return free.value, total.value
+
+
 def current_device():
     return getattr(thread, "device", 0)
 

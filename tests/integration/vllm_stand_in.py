@@ -18,7 +18,7 @@ import time
 import types
 
 import torch_stand_in
-from torch_stand_in import Tensor
+from torch_stand_in import Tensor, memory_info
 
 at_synchronize = []  # what the next calls of torch.accelerator.synchronize() do, one each
 configured = []  # what PyTorch's allocator was told
@@ -232,13 +232,6 @@ def created(worker):
 
 def its_backend(worker):
     return worker._get_sleep_mode_backend() if hasattr(worker, "_get_sleep_mode_backend") else worker.sleep_mode_backend
-
-
-def memory_info(device=None):
-    free, total = (torch_stand_in.ctypes.c_size_t() for _ in range(2))
-    torch_stand_in.driver_says(torch_stand_in.driver.cuMemGetInfo_v2(torch_stand_in.ctypes.byref(free),
-                                                                     torch_stand_in.ctypes.byref(total)))
-    return free.value, total.value
 
 
 def synchronize(device=None):

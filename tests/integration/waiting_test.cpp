@@ -133,9 +133,7 @@ TEST_CASE("Waiting: the program's own wake waits in the same way", "[waiting]") 
     CHECK_THAT(process.host.tell("calls"), mentions("0 2 ")); // before and after
 }
 
-TEST_CASE(
-    "Waiting: the report of gpu-doctor tells the steps of the sleep while a wake is tried again and again",
-    "[waiting]") {
+TEST_CASE("Waiting: gpu-doctor's report tells the sleep's steps while a wake is tried again", "[waiting]") {
     const bool makes_room = GENERATE(false, true);
     Short process;
     REQUIRE(process.rival.command("gpu-inhibit").status == 0);

@@ -7,9 +7,6 @@
 
 #include "codec/block_code.hpp"
 
-#include <cstddef>
-#include <span>
-
 namespace gpu_sleep::test {
 
 /// Chooses how to code `content`, 1 to k_largest_block bytes.

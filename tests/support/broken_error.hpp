@@ -6,7 +6,6 @@
 
 #include "base/fd.hpp"
 #include "support/catch.hpp"
-#include "support/not_copied.hpp"
 
 namespace gpu_sleep::test {
 

@@ -7,14 +7,36 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
-#include "support/not_copied.hpp"
 
 namespace gpu_sleep::test {
 
 /// Registered until the end. Either function may be empty.
 class Callbacks : NotCopied {
 public:
-    using Function = std::function<int(const gpu_sleep_event*)>;
+    /// Called with the event, or with nothing; it returns a status, or nothing where it succeeds.
+    class Function {
+    public:
+        Function() = default;
+        template <class Body>
+        Function(Body body)
+            : call_([body](const gpu_sleep_event* event) mutable -> int {
+                  const auto run = [&] {
+                      if constexpr (std::is_invocable_v<Body, const gpu_sleep_event*>)
+                          return body(event);
+                      else
+                          return body();
+                  };
+                  if constexpr (std::is_void_v<decltype(run())>)
+                      return run(), 0;
+                  else
+                      return run();
+              }) {}
+        explicit operator bool() const { return static_cast<bool>(call_); }
+        int operator()(const gpu_sleep_event* event) const { return call_(event); }
+
+    private:
+        std::function<int(const gpu_sleep_event*)> call_;
+    };
 
     explicit Callbacks(Function before_sleep, Function after_wake = {}, std::uint32_t deadline_ms = 0)
         : before_sleep_(std::move(before_sleep)), after_wake_(std::move(after_wake)) {

@@ -14,7 +14,15 @@
 
 namespace gpu_sleep::test {
 
-using Answer = Result<std::string>;
+/// What a command answers: words, or none where all there is to say is that it was done.
+class Answer : public Result<std::string> {
+public:
+    using Result::Result;
+    Answer() : Result(std::string()) {}
+    Answer(const char* words) : Result(std::string(words)) {}
+    Answer(Result<std::string> said) : Result(std::move(said)) {}
+    Answer(Result<void> done) : Result(done ? Result(std::string()) : Result(std::move(done).error())) {}
+};
 using Words = std::istringstream; ///< what follows the command on its line
 using Commands = std::map<std::string, std::function<Answer(Words&)>>;
 

@@ -7,7 +7,6 @@
 
 #include "support/catch.hpp"
 #include "support/driver_kernels.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/control.h"
 
 #include <cuda.h>

@@ -5,10 +5,8 @@
 
 #pragma once
 
-#include "driver/context.hpp"
 #include "memory/heap.hpp"
 #include "sleep/transactions.hpp"
-#include "support/not_copied.hpp"
 #include "support/result_printing.hpp"
 #include "support/simulated_driver/control.h"
 #include "support/weights.hpp"

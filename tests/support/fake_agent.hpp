@@ -10,7 +10,6 @@
 #include "support/not_copied.hpp"
 
 #include <filesystem>
-#include <functional>
 #include <mutex>
 #include <thread>
 

@@ -7,7 +7,6 @@
 
 #include "gpu_sleep/gpu_sleep.h"
 #include "support/catch.hpp"
-#include "support/not_copied.hpp"
 #include "support/process.hpp"
 
 #include <cuda.h>

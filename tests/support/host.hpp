@@ -5,7 +5,6 @@
 #pragma once
 
 #include "support/catch.hpp"
-#include "support/not_copied.hpp"
 #include "support/process.hpp"
 #include "support/sanitized.hpp"
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "support/driver_testing.hpp"
-#include "support/not_copied.hpp"
 
 #include <sys/wait.h>
 

@@ -27,14 +27,14 @@ public:
             const auto pieces = pieces_of(line);
             if (is_title(line))
                 titles = pieces;
-            else if (auto row = row_of(pieces, titles); !row.empty())
-                rows.push_back(std::move(row));
-            else
+            else if (!add_row(pieces, titles))
                 sentences.push_back(line.substr(std::min(line.find_first_not_of(' '), line.size())));
         }
     }
 
     std::vector<Row> rows;
+    std::vector<std::string>
+        lines; ///< the same rows, each as "TITLE cell; TITLE cell", in the order of columns
     std::vector<std::string> sentences;
 
 private:
@@ -58,18 +58,22 @@ private:
                    return c == ' ' || c == '/' || (c >= 'A' && c <= 'Z');
                });
     }
-    /// Each piece begins or ends where its title does, and a row has several. Empty unless that holds.
-    static Row row_of(const std::vector<Piece>& pieces, const std::vector<Piece>& titles) {
+    /// Each piece begins or ends where its title does, and a row has several. False unless that holds.
+    bool add_row(const std::vector<Piece>& pieces, const std::vector<Piece>& titles) {
         Row row;
-        if (pieces.size() < 2) return row;
+        std::string words;
+        if (pieces.size() < 2) return false;
         for (const auto& piece : pieces) {
             const auto title = std::find_if(titles.begin(), titles.end(), [&](const Piece& each) {
                 return each.begin == piece.begin || each.end == piece.end;
             });
-            if (title == titles.end()) return {};
+            if (title == titles.end()) return false;
             row[title->text] = piece.text;
+            words += (words.empty() ? "" : "; ") + title->text + ' ' + piece.text;
         }
-        return row;
+        rows.push_back(std::move(row));
+        lines.push_back(std::move(words));
+        return true;
     }
 };
 

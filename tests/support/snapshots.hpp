@@ -56,8 +56,7 @@ public:
     }
     [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
                                        std::span<const std::byte> content) override {
-        const auto wanted = bytes_of(place);
-        CHECK(are_equal(content, wanted));
+        CHECK(are_equal(content, bytes_of(place)));
         if (!delivered.empty()) CHECK(delivered.back() < place.number);
         delivered.push_back(place.number);
         --waiting_;

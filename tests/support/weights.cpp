@@ -6,11 +6,8 @@
 
 #include "support/normal_values.hpp"
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <random>
 
 namespace gpu_sleep::test {
 namespace {

@@ -46,8 +46,7 @@ TEST_CASE("Allocation rules: without a rule, all is intercepted", "[allocation_r
     CHECK(match(*AllocationRules::parse("min=1,max=18446744073709551614,tag=a"), ~Bytes{0}).tag.empty());
 }
 
-TEST_CASE("Allocation rules: a library is meant by its file name, up to a dot or a dash",
-          "[allocation_rules]") {
+TEST_CASE("Allocation rules: a library is meant by its file name, up to dot or dash", "[allocation_rules]") {
     CHECK(names_library("libcublas", "/usr/local/cuda/lib64/libcublas.so.12"));
     CHECK(names_library("libcublas.so.12", "libcublas.so.12"));
     CHECK(names_library("libcublas", "/venv/nvidia.libs/libcublas-5a3c.so.12"));

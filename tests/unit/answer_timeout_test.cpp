@@ -39,8 +39,7 @@ TEST_CASE("Answer timeout: what has no figures moves nothing", "[answer_timeout]
     CHECK(heard_for(limits, [=](Bytes n) { return model::Progress{phase, n * k_gib, 4000 * k_gib}; }) == 35s);
 }
 
-TEST_CASE("Answer timeout: copying takes as long as it advances, unless its time was asked for",
-          "[answer_timeout]") {
+TEST_CASE("Answer timeout: copying takes as long as it advances, unless limited", "[answer_timeout]") {
     const auto fast = [](Bytes n) { return copying(n * k_gib / 20, 500 * k_gib); };
     CHECK(heard_for(k_strict, fast) == 35s);
     CHECK(heard_for(k_free, fast) == 10'000s + 65s); // and no longer than until all is there
@@ -56,8 +55,7 @@ TEST_CASE("Answer timeout: figures that nobody can have are not believed", "[ans
         });
     };
     using Figures = std::pair<Bytes, Bytes>;
-    const auto most = ~Bytes{0};
-    CHECK(heard([=](Bytes n) { return Figures{n * k_gib, most}; }) == 35s);
+    CHECK(heard([=](Bytes n) { return Figures{n * k_gib, ~Bytes{0}}; }) == 35s);
     CHECK(heard([](Bytes n) { return Figures{(n + 2) * k_gib, k_gib}; }) == 35s);
     CHECK(heard([](Bytes) { return Figures{0, k_gib}; }) == 65s);
     CHECK(heard([](Bytes n) { return Figures{n, 4000 * k_gib}; }) == 65s);
@@ -74,8 +72,7 @@ TEST_CASE("Answer timeout: a total that the machine has no memory for is not bel
     CHECK(heard_for(limits, [](Bytes n) { return copying(n * k_gib, 141 * k_gib); }) == 141s + 65s);
 }
 
-TEST_CASE("Answer timeout: calls that may take minutes do not count, for so long in all",
-          "[answer_timeout]") {
+TEST_CASE("Answer timeout: calls that may take minutes do not count, for a time", "[answer_timeout]") {
     constexpr auto all = AnswerTimeout::k_calls;
     const auto told = [](Bytes done, bool in_call) {
         auto progress = copying(done, k_gib);
@@ -102,8 +99,7 @@ TEST_CASE("Answer timeout: calls that may take minutes do not count, for so long
     CHECK(released.end() == k_begin + AnswerTimeout::k_release + 89s);
 }
 
-TEST_CASE("Answer timeout: an attempt that was given up, as for a spill to files, counts anew",
-          "[answer_timeout]") {
+TEST_CASE("Answer timeout: an attempt that was given up, as for a spill, counts anew", "[answer_timeout]") {
     const auto spills = [](Bytes n) {
         const auto done = n < 100 ? n * k_gib : (n - 100) * k_gib / 10;
         return copying(std::min(done, 200 * k_gib), 200 * k_gib);
@@ -127,8 +123,7 @@ TEST_CASE("Answer timeout: behind the point of no return there is a limit of its
     CHECK(timeout.end() == k_begin + 1s + AnswerTimeout::k_release + 30s);
 }
 
-TEST_CASE("Answer timeout: a call of the driver for a deep sleep has a limit, whatever the agent says",
-          "[answer_timeout]") {
+TEST_CASE("Answer timeout: the driver's call for a deep sleep has a limit of its own", "[answer_timeout]") {
     const model::Progress deep{model::Progress::Phase::deep, 0, 0};
     AnswerTimeout timeout({1s, 5s, false, 0s}, k_begin);
     timeout.hear({model::Progress::Phase::release, 0, 0}, k_begin);
@@ -144,16 +139,14 @@ TEST_CASE("Answer timeout: a call of the driver for a deep sleep has a limit, wh
     CHECK(timeout.end() == k_begin + 301s + AnswerTimeout::k_release);
 }
 
-TEST_CASE("Answer timeout: who waits for the command and goes on untold has a limit again",
-          "[answer_timeout]") {
+TEST_CASE("Answer timeout: who waits for the command and goes on has a limit again", "[answer_timeout]") {
     AnswerTimeout timeout({1s, 5s, false, 0s}, k_begin);
     timeout.hold();
     timeout.hear({model::Progress::Phase::release, 0, 0}, k_begin + 100s);
     CHECK(timeout.end() == k_begin + 100s + AnswerTimeout::k_release);
 }
 
-TEST_CASE("Answer timeout: nothing that is heard behind the point of no return moves the end",
-          "[answer_timeout]") {
+TEST_CASE("Answer timeout: nothing heard behind the point of no return moves the end", "[answer_timeout]") {
     const model::Progress release{model::Progress::Phase::release, 0, 0};
     AnswerTimeout timeout({1s, 5s, true, 30s}, k_begin);
     timeout.hear(release, k_begin + 1s);

@@ -35,8 +35,7 @@ TEST_CASE("Background call: its end can be polled for, and it has a result then"
     go_on.set_value();
     REQUIRE(ends(*call, 10'000));
     CHECK_FALSE(BackgroundCall::is_any_under_way());
-    const auto result = test::need(call->result());
-    CHECK(result.error().message == "as it was to");
+    CHECK(test::need(call->result()).error().message == "as it was to");
 }
 
 TEST_CASE("Background call: an exception is an error", "[background_call]") {

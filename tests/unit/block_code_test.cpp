@@ -10,11 +10,6 @@
 #include "support/blocks.hpp"
 #include "support/catch.hpp"
 
-#include <algorithm>
-#include <cstring>
-#include <random>
-#include <vector>
-
 using namespace gpu_sleep;
 using namespace gpu_sleep::codec;
 using namespace test;
@@ -115,8 +110,7 @@ TEST_CASE("Block code: all contents come back by each class, whatever their size
     }
 }
 
-TEST_CASE("Block code: measuring foretells the size exactly, and chooses the smallest class",
-          "[block_code]") {
+TEST_CASE("Block code: measuring foretells the size exactly, and takes the smallest class", "[block_code]") {
     for (const auto& [name, make] : test::block_contents()) {
         for (const std::size_t bytes :
              {std::size_t{5000}, std::size_t{73 * 4096}, std::size_t{k_largest_block}}) {
@@ -154,8 +148,7 @@ TEST_CASE("Block code: models and optimisers become as small as they can by it",
     }
 }
 
-TEST_CASE("Block code: contents that change after they were measured come back, or do not fit",
-          "[block_code]") {
+TEST_CASE("Block code: contents that change after measuring come back, or do not fit", "[block_code]") {
     const auto contents = test::block_contents();
     for (const auto& before : contents) {
         const auto plan = measure_block(before.make(65'536));

@@ -22,8 +22,7 @@ struct stat status_of(const fs::path& file) {
 
 } // namespace
 
-TEST_CASE("Careful files: a file is replaced whole, with the owner and the mode that it had",
-          "[careful_files]") {
+TEST_CASE("Careful files: a file is replaced whole, with the owner and mode it had", "[careful_files]") {
     const test::Scratch scratch;
     const auto file = scratch.path() / "file";
     CHECK_FALSE(read_carefully(file)->has_value());
@@ -73,8 +72,7 @@ TEST_CASE("Careful files: what is not a regular file, or is too long, is refused
     CHECK(scratch.file_count() == 2);
 }
 
-TEST_CASE("Careful files: missing directories are made, told, and removed while they are empty",
-          "[careful_files]") {
+TEST_CASE("Careful files: missing directories are made, told, and removed if empty", "[careful_files]") {
     const test::Scratch scratch;
     std::vector<fs::path> made;
     REQUIRE(make_directories(scratch.path() / "a/b", Visitors::by_umask, made));
@@ -90,8 +88,7 @@ TEST_CASE("Careful files: missing directories are made, told, and removed while 
     CHECK_FALSE(make_directories(scratch.path() / "file/a", Visitors::all, made));
 }
 
-TEST_CASE("Careful files: all may enter a directory that is made for all, whatever the umask is",
-          "[careful_files]") {
+TEST_CASE("Careful files: all may enter what is made for all, whatever the umask is", "[careful_files]") {
     const test::Scratch scratch;
     std::vector<fs::path> made;
     const auto before = ::umask(077);

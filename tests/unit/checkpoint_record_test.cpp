@@ -6,7 +6,6 @@
 #include "control/checkpoint_record.hpp"
 
 #include "client/gpu_queue.hpp"
-#include "support/not_copied.hpp"
 #include "support/other_user.hpp"
 
 #include <sys/resource.h>
@@ -48,8 +47,7 @@ struct OwnersPlace : NotCopied {
 
 } // namespace
 
-TEST_CASE("Checkpoint record: root and the owner of a process have one record, and stand in one line",
-          "[checkpoint_record]") {
+TEST_CASE("Checkpoint record: root and the owner have one record, and one line", "[checkpoint_record]") {
     if (::geteuid() != 0) return skip_without_right("act as another user");
     const OwnersPlace place;
     const auto process = process_of(k_one_user);
@@ -86,8 +84,7 @@ TEST_CASE("Checkpoint record: root and the owner of a process have one record, a
     CHECK_FALSE(as_user(k_other_user, [&] { return recorded_processes().contains(process.pid); }));
 }
 
-TEST_CASE("Checkpoint record: what cannot be written changes nothing, or leaves nothing",
-          "[checkpoint_record]") {
+TEST_CASE("Checkpoint record: what cannot be written changes or leaves nothing", "[checkpoint_record]") {
     const auto record = need(CheckpointRecord::open(process_of(::geteuid()), k_moment));
     REQUIRE(record.write({k_needs, true}));
     REQUIRE(record.write({k_needs})); // shorter

@@ -146,8 +146,7 @@ TEST_CASE("Client: an agent that makes progress for ever is given up, and learns
     CHECK(could_not_send);
 }
 
-TEST_CASE("Client: an agent that waits for a word which only those that go together hear is given up",
-          "[client]") {
+TEST_CASE("Client: an agent that waits for a word which only a group hears is given up", "[client]") {
     const Stage stage([](const protocol::Request&, test::FakeConnection& connection) {
         connection.send(model::Progress{model::Progress::Phase::ready, 0, 0});
         std::this_thread::sleep_for(1s); // it would be lost then
@@ -394,8 +393,7 @@ TEST_CASE("Exit status: of several processes, the worst decides that was not onl
     CHECK(worse_of(0, 99) == 99); // one that was forgotten
 }
 
-TEST_CASE("Exit status: a sleep whose memory the driver does not release has failed, and no other request",
-          "[client]") {
+TEST_CASE("Exit status: a sleep whose memory is not released has failed, and nothing else", "[client]") {
     const auto status_of = [](const protocol::Request& request, bool changed) {
         auto report = test::sample_sleep();
         report.changed = changed;

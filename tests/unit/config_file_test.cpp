@@ -156,8 +156,7 @@ TEST_CASE("Configuration: a mistake is named with its file, line and key", "[con
     CHECK(complaint_about_toml("[reclaim]\n[host]\n[command.x]\n") == "none");
 }
 
-TEST_CASE("Configuration: keys and values nested deeply are refused, and overflow no stack",
-          "[config_file]") {
+TEST_CASE("Configuration: deeply nested keys and values are refused, and harm no stack", "[config_file]") {
     if (!can_read()) return;
     const auto repeated = [](std::string_view text, int times) {
         std::string all;
@@ -177,8 +176,7 @@ TEST_CASE("Configuration: keys and values nested deeply are refused, and overflo
     CHECK(complaint_about_toml("# " + repeated(".", k_many) + "\n[reclaim]\n") == "none");
 }
 
-TEST_CASE("Configuration: a ladder that leads to files needs a directory that holds for it",
-          "[config_file]") {
+TEST_CASE("Configuration: a ladder that leads to files needs a directory for it", "[config_file]") {
     if (!can_read()) return;
     const std::string ladder = "idle = [\"15m\", \"4h:file\"]\n";
     const std::string directory = "directory = \"/data\"\n";
@@ -210,8 +208,7 @@ TEST_CASE("Configuration: what is the administrator's to say is refused in a use
     CHECK(complaint_about_toml("[host]\nper-user = \"1GiB\"\n", Author::user) == "none");
 }
 
-TEST_CASE("Configuration: the example says what holds without it, and all that it shows can be used",
-          "[config_file]") {
+TEST_CASE("Configuration: the example says what holds without it, and can be used", "[config_file]") {
     if (!can_read()) return;
     const auto plain = need(parse_configuration(example(), "example", Author::administrator));
     CHECK(plain.reclaim.idle == Ladder{{15min, Tier::host}});

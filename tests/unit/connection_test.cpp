@@ -9,8 +9,7 @@ using namespace gpu_sleep;
 using agent::server::Connection;
 using model::Progress;
 
-TEST_CASE("Connection: what a command waits for is told however far behind it is, before the answer",
-          "[connection]") {
+TEST_CASE("Connection: what a command waits for comes before the answer, however far back", "[connection]") {
     std::array<int, 2> ends{};
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0);
     const UniqueFd command(ends[1]);

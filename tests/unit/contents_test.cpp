@@ -66,12 +66,11 @@ TEST_CASE("Contents: a piece is worth shrinking once a quarter of what it holds 
     tag.free(14);
     CHECK(tag.told == 1);
     CHECK(tag.contents.has_waste());
-    const auto waste = tag.shrink(8 * k_mib);
-    REQUIRE(waste);
-    CHECK(waste->part == 0);
-    REQUIRE(waste->needed.size() == 12);
-    CHECK(waste->needed.front().offset == 2 * k_mib);
-    CHECK(waste->needed.back().offset == 30 * k_mib);
+    const auto waste = test::need(tag.shrink(8 * k_mib));
+    CHECK(waste.part == 0);
+    REQUIRE(waste.needed.size() == 12);
+    CHECK(waste.needed.front().offset == 2 * k_mib);
+    CHECK(waste.needed.back().offset == 30 * k_mib);
     CHECK(tag.host_bytes() == 24 * k_mib);
     CHECK_FALSE(tag.shrink(0));
 
@@ -84,8 +83,7 @@ TEST_CASE("Contents: a piece is worth shrinking once a quarter of what it holds 
     CHECK(tag.host_bytes() == 18 * k_mib);
 }
 
-TEST_CASE("Contents: a piece that gives nothing back is not tried again until more of it dies",
-          "[contents]") {
+TEST_CASE("Contents: a piece that gives nothing back is not tried until more of it dies", "[contents]") {
     Tag tag(std::vector<Bytes>(4, 4 * k_mib));
     tag.free(0);
     CHECK(tag.shrink(0));
@@ -102,15 +100,13 @@ TEST_CASE("Contents: a piece in which nothing lives goes, with what rounds its l
     tag.free(0);
     CHECK(tag.shrink(k_piece - 2 * k_mib));
     tag.free(1);
-    const auto waste = tag.shrink(2 * k_mib);
-    REQUIRE(waste);
-    CHECK(waste->part == 0);
-    CHECK(waste->needed.empty());
+    const auto waste = test::need(tag.shrink(2 * k_mib));
+    CHECK(waste.part == 0);
+    CHECK(waste.needed.empty());
     CHECK(tag.host_bytes() == 4 * k_mib);
 }
 
-TEST_CASE("Contents: what lies together in a store does so on the device, and is of one range",
-          "[contents]") {
+TEST_CASE("Contents: what is together in a store is so on the device, and of one range", "[contents]") {
     struct Added {
         Number range;
         driver::AddressSpan memory;
@@ -170,10 +166,9 @@ TEST_CASE("Contents: contents in two pieces count in both", "[contents]") {
 TEST_CASE("Contents: one that nothing needs is told of, and held until it is reaped", "[contents]") {
     Tag tag({4 * k_mib, 4 * k_mib});
     tag.free(0);
-    const auto waste = tag.contents.find_waste();
-    REQUIRE(waste);
+    const auto waste = test::need(tag.contents.find_waste());
     tag.free(1); // while the piece is being shrunk
-    Contents::note_shrunk(*waste, 4 * k_mib);
+    Contents::note_shrunk(waste, 4 * k_mib);
     CHECK(tag.told == 2);
     CHECK(tag.contents.has_waste());
     CHECK(tag.host_bytes() == 0);

@@ -73,8 +73,7 @@ TEST_CASE("Conversation: the driver's part of several goes on side by side", "[c
         CHECK(std::holds_alternative<model::Report>(answer));
 }
 
-TEST_CASE("Conversation: of those that go together none takes its next step before all have taken the last",
-          "[conversation]") {
+TEST_CASE("Conversation: of those together none takes a step before all took the last", "[conversation]") {
     SleepyAgent one, other;
     std::promise<void> goes_on;
     const auto gone_on = goes_on.get_future();
@@ -119,8 +118,7 @@ TEST_CASE("Conversation: where nothing is to be done the agent hears so at once"
     CHECK(std::holds_alternative<model::Report>(ask_all(test::questions(agent.question({})))[0]));
 }
 
-TEST_CASE("Conversation: no step is taken for an agent that knows of a withdrawal and does not wait for it",
-          "[conversation]") {
+TEST_CASE("Conversation: no step for an agent that knows of a withdrawal, without wait", "[conversation]") {
     SleepyAgent agent(200ms);
     const auto is_taken = std::make_shared<std::atomic<bool>>(false);
     const auto take = [is_taken]() -> Result<void> {
@@ -137,8 +135,7 @@ TEST_CASE("Conversation: no step is taken for an agent that knows of a withdrawa
     CHECK_FALSE(*is_taken);
 }
 
-TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to nothing has a reason",
-          "[conversation]") {
+TEST_CASE("Answer: a refusal is one whatever the figures say; nothing done has a reason", "[conversation]") {
     model::Report report;
     CHECK(refusal_in(report).empty());
     report.notes = {"files stay in /d"};
@@ -151,10 +148,7 @@ TEST_CASE("Answer: a refusal is one whatever the figures say, and what comes to 
     CHECK(refusal_in(make_error(ErrorCode::timed_out, "late")) == "late");
 }
 
-TEST_CASE(
-    "Conversation: a step that does not end is left alone by the second interruption, and waited for by "
-    "the agent",
-    "[conversation]") {
+TEST_CASE("Conversation: a step without end is left alone by the second interruption", "[conversation]") {
     SleepyAgent agent(500ms);
     std::promise<void> go_on, has_ended;
     struct Events : Interruptions {

@@ -3,7 +3,6 @@
 // What gpu-doctor makes of what it has read: machines and processes that there need not be.
 
 #include "cli/doctor/diagnosis.hpp"
-#include "doctor/diagnosis.hpp"
 
 #include "support/catch.hpp"
 #include "support/sample_reports.hpp"
@@ -229,10 +228,9 @@ TEST_CASE("Doctor: a link is held against what it could do", "[doctor]") {
     CHECK(is_near(pcie_bytes_per_second(5, 16), 63.0e9));
     CHECK(pcie_bytes_per_second(0, 16) == 0);
     CHECK(pcie_bytes_per_second(9, 1) == pcie_bytes_per_second(6, 1)); // the newest that is known
-    const auto by_width = link_rate(machine);
-    REQUIRE(by_width);
-    CHECK_FALSE(by_width->is_measured);
-    CHECK(is_near(by_width->bytes_per_second, 53.5e9));
+    const auto by_width = test::need(link_rate(machine));
+    CHECK_FALSE(by_width.is_measured);
+    CHECK(is_near(by_width.bytes_per_second, 53.5e9));
     machine.links = {driver::LinkSpeed{55.1e9, 54.9e9}};
     CHECK(has(said(judge(machine), "link", Level::ok), "55.1 GB/s to the host and 54.9 GB/s from it"));
     CHECK(link_rate(machine)->is_measured);

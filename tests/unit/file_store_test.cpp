@@ -74,12 +74,12 @@ public:
     Bytes held = codec::k_chunk_bytes;
 
 private:
-    test::ByteVector nothing_ = test::ByteVector(codec::k_chunk_bytes);
+    ByteVector nothing_ = ByteVector(codec::k_chunk_bytes);
 };
 
 TEST_CASE("Coding: what is put anywhere comes back, also what a source puts together", "[store]") {
-    ApartContents contents("weights", test::normal_bf16(3 * k_mib));
-    contents.add("kv_cache", test::random_bytes(4 * k_mib + 77));
+    ApartContents contents("weights", normal_bf16(3 * k_mib));
+    contents.add("kv_cache", random_bytes(4 * k_mib + 77));
     const auto& extents = contents.description.extents;
     MemoryStore store;
     REQUIRE(encode_all(places_of(extents), contents, store.put(), {}));
@@ -97,7 +97,7 @@ TEST_CASE("Coding: what is put anywhere comes back, also what a source puts toge
 }
 
 TEST_CASE("Coding: contents that are not what they were are not put", "[store]") {
-    ApartContents contents("weights", test::normal_bf16(3 * k_mib));
+    ApartContents contents("weights", normal_bf16(3 * k_mib));
     contents.damaged_at = 1;
     MemoryStore store;
     const auto& extents = contents.description.extents;
@@ -106,7 +106,7 @@ TEST_CASE("Coding: contents that are not what they were are not put", "[store]")
 }
 
 TEST_CASE("Coding: what a source puts together counts among the buffers", "[store]") {
-    ApartContents contents("weights", test::random_bytes(12 * codec::k_chunk_bytes));
+    ApartContents contents("weights", random_bytes(12 * codec::k_chunk_bytes));
     MemoryStore store;
     CodingOptions options;
     options.threads = 1;
@@ -124,16 +124,14 @@ TEST_CASE("Coding: what a source puts together counts among the buffers", "[stor
 
 std::unique_ptr<Parcel> put_in(const Scratch& directory, MemoryContents& contents) {
     const auto store = std::make_shared<FileStore>(test::opened(directory), HostBudget::own());
-    auto parcel = store->reserve(contents.description.extents);
-    REQUIRE(parcel);
-    const auto most = (*parcel)->bytes;
-    const auto put = (*parcel)->put();
-    REQUIRE(put);
-    REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
-    REQUIRE((*parcel)->flush());
-    CHECK((*parcel)->bytes <= most);
-    CHECK((*parcel)->bytes == std::filesystem::file_size((*parcel)->name));
-    return *std::move(parcel);
+    auto parcel = need(store->reserve(contents.description.extents));
+    const auto most = parcel->bytes;
+    const auto put = need(parcel->put());
+    REQUIRE(encode_all(places_of(contents.description.extents), contents, put, {}));
+    REQUIRE(parcel->flush());
+    CHECK(parcel->bytes <= most);
+    CHECK(parcel->bytes == std::filesystem::file_size(parcel->name));
+    return parcel;
 }
 
 Result<void> read(Parcel& parcel, MemoryContents& contents) {
@@ -151,7 +149,7 @@ TEST_CASE("File store: what is kept outlasts its process, and what is older than
     const auto row = GENERATE(Row{false, false, true, 0}, Row{true, false, true, 1},
                               Row{true, false, false, 0}, Row{true, true, false, 1});
     const Scratch directory;
-    MemoryContents contents("weights", test::normal_bf16(100'000));
+    MemoryContents contents("weights", normal_bf16(100'000));
     auto parcel = put_in(directory, contents);
     if (row.is_kept) {
         CHECK(*parcel->keep());
@@ -171,7 +169,7 @@ TEST_CASE("File store: what is kept outlasts its process, and what is older than
 
 TEST_CASE("File store: a closed parcel holds nothing, and is used again if nobody changed it", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", random_bytes(50'000));
     auto parcel = put_in(directory, contents);
     CHECK(parcel->close().error().code == ErrorCode::refused); // not kept, or not yet for good
     REQUIRE(parcel->keep());
@@ -180,15 +178,15 @@ TEST_CASE("File store: a closed parcel holds nothing, and is used again if nobod
     REQUIRE(parcel->flush());
     REQUIRE(parcel->close());
     CHECK(parcel->bytes == 0);
-    CHECK(test::descriptors_in(directory.path()).empty());
-    const auto before = test::read_file(parcel->name);
+    CHECK(descriptors_in(directory.path()).empty());
+    const auto before = read_file(parcel->name);
     SECTION("as it was") {
         REQUIRE(parcel->open());
         CHECK(parcel->bytes == before.size());
         CHECK(read(*parcel, contents));
     }
     SECTION("written to") {
-        test::write_file(parcel->name, before);
+        write_file(parcel->name, before);
         CHECK_FALSE(parcel->open());
         CHECK(parcel->bytes == 0);
     }
@@ -196,30 +194,27 @@ TEST_CASE("File store: a closed parcel holds nothing, and is used again if nobod
 
 TEST_CASE("File store: what was put, and not flushed, goes with the way to put it", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", random_bytes(50'000));
     const auto store = std::make_shared<FileStore>(test::opened(directory), HostBudget::own());
-    const auto parcel = store->reserve(contents.description.extents);
-    REQUIRE(parcel);
+    const auto parcel = need(store->reserve(contents.description.extents));
     {
-        const auto put = (*parcel)->put();
-        REQUIRE(put);
-        REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
+        const auto put = need(parcel->put());
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, put, {}));
         CHECK(directory.file_count() == 1);
     }
     CHECK(directory.file_count() == 0);
-    CHECK((*parcel)->flush().error().code == ErrorCode::refused);
-    CHECK((*parcel)->put()); // once more
+    CHECK(parcel->flush().error().code == ErrorCode::refused);
+    CHECK(parcel->put()); // once more
 }
 
 TEST_CASE("File store: what is put once more takes the place of what was flushed", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", random_bytes(50'000));
     const auto parcel = put_in(directory, contents);
     const auto before = parcel->name;
     {
-        const auto put = parcel->put();
-        REQUIRE(put);
-        REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
+        const auto put = need(parcel->put());
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, put, {}));
         REQUIRE(parcel->flush());
     }
     CHECK(parcel->name != before);
@@ -229,17 +224,16 @@ TEST_CASE("File store: what is put once more takes the place of what was flushed
 
 TEST_CASE("File store: a parcel that cannot be taken up is closed as before", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", random_bytes(50'000));
     auto parcel = put_in(directory, contents);
     REQUIRE(parcel->keep());
     REQUIRE(parcel->flush());
     REQUIRE(parcel->close());
     Result<void> opened;
-    if (!test::with_failing_calls({{__NR_pread64, EIO}}, [&] { opened = parcel->open(); }))
-        return test::skip("no call can be made to fail here");
+    if (!with_failing_calls({{__NR_pread64, EIO}}, [&] { opened = parcel->open(); })) return;
     CHECK(opened.error().code == ErrorCode::io_failed);
     CHECK(parcel->bytes == 0);
-    CHECK(test::descriptors_in(directory.path()).empty());
+    CHECK(descriptors_in(directory.path()).empty());
     REQUIRE(parcel->open());
     CHECK(read(*parcel, contents));
 }
@@ -247,27 +241,23 @@ TEST_CASE("File store: a parcel that cannot be taken up is closed as before", "[
 TEST_CASE("File store: where names could not be flushed, another parcel's flush does not count", "[store]") {
     const Scratch directory;
     const auto store = std::make_shared<FileStore>(test::opened(directory), HostBudget::own());
-    MemoryContents contents("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", random_bytes(50'000));
     std::vector<std::unique_ptr<Parcel>> parcels;
     for (int i = 0; i < 3; ++i) {
         auto& parcel = parcels.emplace_back(*store->reserve(contents.description.extents));
-        const auto put = parcel->put();
-        REQUIRE(put);
-        REQUIRE(encode_all(places_of(contents.description.extents), contents, *put, {}));
+        const auto put = need(parcel->put());
+        REQUIRE(encode_all(places_of(contents.description.extents), contents, put, {}));
         REQUIRE(parcel->flush());
         REQUIRE(parcel->keep());
     }
     const auto flush_fails = [&](Parcel& parcel) {
         Result<void> flushed;
-        const bool was_run = test::with_failing_calls({{__NR_fsync, EIO}}, [&] { flushed = parcel.flush(); });
-        return was_run ? std::optional(!flushed) : std::nullopt;
+        return with_failing_calls({{__NR_fsync, EIO}}, [&] { flushed = parcel.flush(); }) && !flushed;
     };
-    const auto fails = flush_fails(*parcels[0]);
-    if (!fails) return test::skip("no call can be made to fail here");
-    CHECK(*fails);
+    CHECK(flush_fails(*parcels[0]));
     REQUIRE(parcels[1]->flush());
-    CHECK(*flush_fails(*parcels[0]));
-    CHECK(*flush_fails(*parcels[2]));
+    CHECK(flush_fails(*parcels[0]));
+    CHECK(flush_fails(*parcels[2]));
     CHECK(*parcels[0]->keep());
     REQUIRE(parcels[0]->flush());
     CHECK_FALSE(*parcels[0]->keep());
@@ -283,29 +273,27 @@ TEST_CASE("Snapshot writer: the pages of its header are there before the content
         std::ifstream("/proc/self/statm") >> size >> pages;
         return pages * static_cast<Bytes>(::sysconf(_SC_PAGESIZE));
     };
-    const auto writer = SnapshotWriter::create(test::opened(directory), description, {});
-    REQUIRE(writer);
+    const auto writer = need(SnapshotWriter::create(test::opened(directory), description, {}));
     const auto before = resident();
-    const auto snapshot = (*writer)->finish();
+    const auto snapshot = writer->finish();
     REQUIRE(snapshot);
     CHECK(resident() < before + header_bytes_of(description) / 2);
 }
 
 TEST_CASE("Snapshot writer: once the contents are written, its header needs no more pages", "[store]") {
-    if (test::is_sanitized()) return test::skip("a sanitizer maps memory itself");
+    if (is_sanitized()) return skip("a sanitizer maps memory itself");
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(50'000));
-    const auto writer = SnapshotWriter::create(test::opened(directory), contents.description, {});
-    REQUIRE(writer);
+    MemoryContents contents("weights", random_bytes(50'000));
+    const auto writer = need(SnapshotWriter::create(test::opened(directory), contents.description, {}));
     const auto put = [&](const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,
                          const std::atomic<bool>& has_failed) {
-        return (*writer)->put(place, chunk, std::move(done), has_failed);
+        return writer->put(place, chunk, std::move(done), has_failed);
     };
     REQUIRE(encode_all(places_of(contents.description.extents), contents, put, {}));
     bool is_whole = false;
     const bool was_run =
-        test::with_failing_calls({{__NR_mmap, ENOMEM}}, [&] { is_whole = (*writer)->finish().has_value(); });
-    if (!was_run) return test::skip("no call can be made to fail here");
+        with_failing_calls({{__NR_mmap, ENOMEM}}, [&] { is_whole = writer->finish().has_value(); });
+    if (!was_run) return skip("no call can be made to fail here");
     CHECK(is_whole);
 }
 

@@ -40,6 +40,11 @@ struct OwnTree : test::ProcTree {
     return {tree.add_agent_directory(k_directory) / agent_socket_name(pid, 99), answer_status};
 }
 
+/// In which this process is to have an agent.
+struct AgentTree : test::ProcTree {
+    test::FakeAgent agent = add_agent(*this);
+};
+
 template <class Value>
 [[nodiscard]] ErrorCode code_of(const Result<Value>& result) {
     REQUIRE_FALSE(result);

@@ -34,8 +34,7 @@ TEST_CASE("Find: a process is read from its status, stat and cmdline", "[find]")
     CHECK(ProcFs(tree.proc()).read(42).error().code == ErrorCode::no_process);
     tree.write("proc/44/status", "Name:\tx\nTgid:\t40\nPPid:\t12\nUid:\t1\t1\t1\t1\nNSpid:\t44\n");
     const auto thread = ProcFs(tree.proc()).read(44);
-    REQUIRE_FALSE(thread);
-    CHECK(thread.error().code == ErrorCode::no_process);
+    CHECK(test::error_of(thread).code == ErrorCode::no_process);
     CHECK(thread.error().message == "there is no process 44: it is a thread of process 40");
     tree.write("proc/43/status", "Name:\tx\n");
     CHECK(ProcFs(tree.proc()).read(43).error().code == ErrorCode::io_failed);
@@ -50,15 +49,14 @@ TEST_CASE("Find: a process is stopped while its control group is frozen", "[find
     const test::ProcTree tree;
     tree.add({.pid = 40});
     const ProcFs proc(tree.proc());
-    const auto process = proc.read(40);
-    REQUIRE(process);
+    const auto process = test::need(proc.read(40));
     const bool is_old = GENERATE(false, true);
     tree.write("proc/40/cgroup", is_old ? "5:memory:/jobs/7\n4:freezer:/jobs/7\n0::/\n" : "0::/jobs/7\n");
     const std::string file =
         is_old ? "sys/fs/cgroup/freezer/jobs/7/freezer.state" : "sys/fs/cgroup/jobs/7/cgroup.events";
-    CHECK_FALSE(proc.is_stopped(*process));
+    CHECK_FALSE(proc.is_stopped(process));
     tree.write(file, is_old ? "THAWED\n" : "populated 1\nfrozen 0\n");
-    CHECK_FALSE(proc.is_stopped(*process));
+    CHECK_FALSE(proc.is_stopped(process));
     const auto* const frozen = is_old ? "FROZEN\n" : "populated 1\nfrozen 1\n";
     const auto thaw = [&](const std::string& group) {
         const auto cgroup = (tree.proc().parent_path() / "sys/fs/cgroup").string();
@@ -66,11 +64,11 @@ TEST_CASE("Find: a process is stopped while its control group is frozen", "[find
                       : fmt::format("write 0 to {}/{}/cgroup.freeze", cgroup, group);
     };
     tree.write(file, frozen);
-    CHECK(proc.is_stopped(*process));
-    CHECK(proc.how_to_go_on(*process) == thaw("jobs/7"));
+    CHECK(proc.is_stopped(process));
+    CHECK(proc.how_to_go_on(process) == thaw("jobs/7"));
     tree.write(is_old ? "sys/fs/cgroup/freezer/jobs/freezer.state" : "sys/fs/cgroup/jobs/cgroup.events",
                frozen);
-    CHECK(proc.how_to_go_on(*process) == thaw("jobs")); // without which the other does not go on
+    CHECK(proc.how_to_go_on(process) == thaw("jobs")); // without which the other does not go on
 }
 
 TEST_CASE("Find: who stopped a process is who can resume it", "[find]") {
@@ -121,8 +119,7 @@ TEST_CASE("Find: an agent is found by its process's inner pid and start time", "
     CHECK(connect(tree));
 }
 
-TEST_CASE("Find: leftovers of an earlier process are passed over, and removed when nobody listens",
-          "[find]") {
+TEST_CASE("Find: leftovers of an earlier process are passed over; removed if nobody listens", "[find]") {
     const test::ProcTree tree;
     tree.add({.pid = ::getpid(), .inner_pid = 7, .start_time = 99});
     const auto directory = tree.add_agent_directory(k_directory);
@@ -259,16 +256,16 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
         return socket.error();
     };
     CHECK(why_not().code == ErrorCode::no_agent);
-    CHECK(why_not().message.find("start it again, with gpu-run or after gpu-enable") != std::string::npos);
+    CHECK_THAT(why_not().message, test::mentions("start it again, with gpu-run or after gpu-enable"));
 
     tree.write(directory + "/maps", "7f00-7f01 r-xp 0 08:01 1 /usr/lib/libc.so.6\n"
                                     "7f02-7f03 r-xp 0 08:01 2 /opt/lib/libgpu-sleep-agent.so.0\n");
     CHECK(why_not().code == ErrorCode::no_agent); // of a parent: its children may have started theirs
-    CHECK(why_not().message.find("has not started") != std::string::npos);
+    CHECK_THAT(why_not().message, test::mentions("has not started"));
 
     tree.write(directory + "/task/5/comm", "gpu-sleep-ctl\n");
     CHECK(why_not().code == ErrorCode::agent_unreachable);
-    CHECK(why_not().message.find("cannot be reached: it has no socket in /tmp") != std::string::npos);
+    CHECK_THAT(why_not().message, test::mentions("cannot be reached: it has no socket in /tmp"));
     CHECK(traits(ErrorCode::agent_unreachable).advice.empty());
 
     tree.write(directory + "/task/5/comm", "gpu-sleep-ctl-\n");

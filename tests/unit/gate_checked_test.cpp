@@ -11,8 +11,7 @@ using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
 
-TEST_CASE_METHOD(OpenGate, "Gate: checked, it holds what names a sleeping address or may name any",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: checked, it holds what names a sleeping address or may name any") {
     auto checked = rule(OnTouch::fail);
     checked.checked = true;
     checked.sleeping = {{1'000, 2'000}, {5'000, 6'000}};
@@ -39,7 +38,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: checked, it holds what names a sleeping addres
     CHECK_FALSE(passes(Touch::shares, &unknown));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: checked, it looks at a call with no signal blocked", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: checked, it looks at a call with no signal blocked") {
     auto checked = rule(OnTouch::fail);
     checked.checked = true;
     checked.sleeping = {{1'000, 2'000}};
@@ -55,20 +54,15 @@ TEST_CASE_METHOD(OpenGate, "Gate: checked, it looks at a call with no signal blo
     CHECK(passes(Touch::submits, &looks));
 }
 
-TEST_CASE_METHOD(OpenGate,
-                 "Gate: draining in part asleep, it lets nothing through that may touch what sleeps",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: draining in part asleep, it lets nothing through that may touch sleepers") {
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(std::move(part));
     const Names sleeping({{1'500, 1'600}});
     const Names awake({{3'000, 4'000}});
-    const Toucher oldest(Touch::submits, &sleeping);
-    REQUIRE(waits(1));
-    const Toucher unknown(Touch::submits);
-    REQUIRE(waits(2));
-    Toucher other(Touch::submits, &awake);
-    REQUIRE(waits(3));
+    const HeldToucher oldest(Touch::submits, &sleeping);
+    const HeldToucher unknown(Touch::submits);
+    HeldToucher other(Touch::submits, &awake);
     REQUIRE(the_gate().close(after(k_patience), goes_on)); // the next sleep begins
     CHECK(becomes_true([&] {
         the_gate().release_oldest();
@@ -80,8 +74,7 @@ TEST_CASE_METHOD(OpenGate,
     other.leave();
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: with memory back and callbacks under way, what takes memory passes",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: with memory back and callbacks under way, what takes memory passes") {
     fall_asleep(rule(OnTouch::fail));
     the_gate().let_allocate(rule(OnTouch::fail));
     CHECK(passes(Touch::takes));
@@ -93,9 +86,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: with memory back and callbacks under way, what
     CHECK(captures.gets_in());
 }
 
-TEST_CASE_METHOD(OpenGate,
-                 "Gate: while callbacks run, what takes memory is held where it names what still sleeps",
-                 "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: while callbacks run, what takes memory is held where it names sleepers") {
     auto part = rule(OnTouch::fail);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(part);
@@ -104,8 +95,7 @@ TEST_CASE_METHOD(OpenGate,
     CHECK(passes(Touch::takes, &awake));
     CHECK(passes(Touch::takes));
     const Names sleeping({{1'999, 2'001}});
-    Toucher takes(Touch::takes, &sleeping);
-    REQUIRE(waits(1));
+    HeldToucher takes(Touch::takes, &sleeping);
     CHECK(takes.stays_out());
     the_gate().forget({1'000, 2'000});
     CHECK(takes.stays_out()); // nobody is told: the callbacks' end does that

@@ -48,7 +48,7 @@ public:
 
 } // namespace
 
-TEST_CASE_METHOD(OpenGate, "Gate: a question passes a shut gate, and is no touch", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a question passes a shut gate, and is no touch") {
     REQUIRE(the_gate().close(after(k_patience), goes_on));
     const auto touches = the_gate().activity().touches;
     Asker asker;
@@ -57,7 +57,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a question passes a shut gate, and is no touch
     CHECK(the_gate().wait_empty(after(k_patience), goes_on));
 }
 
-TEST_CASE_METHOD(DeepGate, "Gate: a deep sleep waits for questions, and holds what comes then", "[gate]") {
+TEST_CASE_METHOD(DeepGate, "Gate: a deep sleep waits for questions, and holds what comes then") {
     Asker first;
     REQUIRE(first.comes_to(Asker::At::inside));
     CHECK(error_of(DeepGate::go_deep(model::OnTouch::wait, k_moment)).code == ErrorCode::timed_out);
@@ -71,9 +71,7 @@ TEST_CASE_METHOD(DeepGate, "Gate: a deep sleep waits for questions, and holds wh
     CHECK(second.comes_to(Asker::At::inside));
 }
 
-TEST_CASE_METHOD(
-    DeepGate, "Gate: in a deep sleep a question is answered if it can be, while nobody waits for its thread",
-    "[gate]") {
+TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep a question is answered if nobody waits for its thread") {
     bool was_inside = false;
     const auto is_answered = [&] {
         const Question question("cuAsk", [&] {
@@ -91,7 +89,7 @@ TEST_CASE_METHOD(
     the_gate().leave_deep();
 }
 
-TEST_CASE_METHOD(DeepGate, "Gate: who touches within a question and waits is not waited for", "[gate]") {
+TEST_CASE_METHOD(DeepGate, "Gate: who touches within a question and waits is not waited for") {
     HoldRule rule;
     rule.sleeping = {{0x1000, 0x2000}};
     the_gate().keep_shut(rule);
@@ -103,13 +101,13 @@ TEST_CASE_METHOD(DeepGate, "Gate: who touches within a question and waits is not
     CHECK(asker.comes_to(Asker::At::inside));
 }
 
-TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep questions fail where touches do", "[gate]") {
+TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep questions fail where touches do") {
     REQUIRE(DeepGate::go_deep(model::OnTouch::fail));
     Asker asker;
     CHECK(asker.comes_to(Asker::At::refused));
 }
 
-TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep no pass lets anybody through", "[gate]") {
+TEST_CASE_METHOD(DeepGate, "Gate: in a deep sleep no pass lets anybody through") {
     REQUIRE(DeepGate::go_deep(model::OnTouch::fail));
     const gate::Pass pass;
     const Passage passage(Touch::submits, "cuTouch");

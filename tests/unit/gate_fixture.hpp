@@ -6,7 +6,6 @@
 
 #include "gate/gate.hpp"
 #include "support/catch.hpp"
-#include "support/not_copied.hpp"
 
 namespace gpu_sleep::test {
 
@@ -107,6 +106,23 @@ private:
     std::thread thread_;
 };
 
+inline bool waits(std::uint64_t count) {
+    return becomes_true([=] { return the_gate().waiting().held_now == count; });
+}
+
+/// One that is held, beside those that are held already.
+class HeldToucher : public Toucher {
+public:
+    explicit HeldToucher(gate::Touch touch = gate::Touch::submits, const gate::Inspector* inspector = nullptr)
+        : HeldToucher(the_gate().waiting().held_now, touch, inspector) {}
+
+private:
+    HeldToucher(std::uint64_t before, gate::Touch touch, const gate::Inspector* inspector)
+        : Toucher(touch, inspector) {
+        REQUIRE(waits(before + 1));
+    }
+};
+
 /// A thread that holds a pass until it is told to end it.
 class Holder : NotCopied {
 public:
@@ -133,10 +149,6 @@ private:
     std::atomic<bool> may_end_{false};
     std::thread thread_;
 };
-
-inline bool waits(std::uint64_t count) {
-    return becomes_true([=] { return the_gate().waiting().held_now == count; });
-}
 
 inline gate::HoldRule rule(model::OnTouch on_touch, std::optional<Milliseconds> limit = {}) {
     gate::HoldRule made;

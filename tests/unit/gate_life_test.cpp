@@ -5,7 +5,6 @@
 
 #include "gate_fixture.hpp"
 #include "support/child.hpp"
-#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 using gate::Gate;
@@ -38,7 +37,7 @@ private:
 
 } // namespace
 
-TEST_CASE_METHOD(OpenGate, "Gate: a thread's seat is the next one's after its end", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a thread's seat is the next one's after its end") {
     const auto* const mine = &gate::Seats::own();
     gate::Seat* first = nullptr;
     gate::Seat* second = nullptr;
@@ -48,9 +47,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread's seat is the next one's after its en
     CHECK(first != mine);
 }
 // Run by itself: the gate takes its key once.
-TEST_CASE(
-    "Gate: in a program that has taken all keys, it uses none of theirs, and seats are left all the same",
-    "[.][gate_without_keys]") {
+TEST_CASE("Gate: where all keys are taken, it uses none, and seats are left", "[.][gate_without_keys]") {
     const AllKeys keys;
     auto* const others = ::pthread_getspecific(0); // whoever made it
     CHECK(passes(Touch::submits));
@@ -64,7 +61,7 @@ TEST_CASE(
     CHECK(first != &gate::Seats::own());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: abandoned while awake, it is open for good", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: abandoned while awake, it is open for good") {
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         the_gate().abandon();
@@ -75,7 +72,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: abandoned while awake, it is open for good", "
     }));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: abandoned while asleep, every touch fails, those that wait too", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: abandoned while asleep, every touch fails, those that wait too") {
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         if (!the_gate().close(after(k_patience), goes_on)) return false;
@@ -87,13 +84,12 @@ TEST_CASE_METHOD(OpenGate, "Gate: abandoned while asleep, every touch fails, tho
     }));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a child of fork has a gate that nobody has passed", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a child of fork has a gate that nobody has passed") {
     Toucher inside;
     REQUIRE(inside.gets_in());
     std::thread closer([&] { static_cast<void>(the_gate().close(after(k_patience), goes_on)); });
     REQUIRE(becomes_true([] { return the_gate().phase() == Gate::Phase::draining; }));
-    Toucher waiter;
-    REQUIRE(waits(1));
+    HeldToucher waiter;
     CHECK(holds_in_child([] {
         the_gate().reset_in_child();
         const auto waiting = the_gate().waiting();

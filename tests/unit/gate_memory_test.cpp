@@ -4,7 +4,6 @@
 
 #include "gate_fixture.hpp"
 #include "support/failing_new.hpp"
-#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 using gate::Touch;
@@ -28,7 +27,7 @@ private:
 
 } // namespace
 
-TEST_CASE_METHOD(OpenGate, "Gate: a thread without memory for a seat is seen inside", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a thread without memory for a seat is seen inside") {
     const AllSeatsTaken taken;
     std::atomic<bool> may_leave{false}, is_inside{false};
     std::thread thread([&] {
@@ -47,7 +46,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread without memory for a seat is seen ins
     thread.join();
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a touch whose waker finds no memory asks again", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a touch whose waker finds no memory asks again") {
     std::atomic<int> asked{0};
     the_gate().set_waker([&asked] {
         if (++asked == 1) throw std::bad_alloc();

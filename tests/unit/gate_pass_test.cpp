@@ -10,7 +10,7 @@ using gate::Passage;
 using gate::Touch;
 using model::OnTouch;
 
-TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass passes, and is not waited for", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass passes, and is not waited for") {
     fall_asleep(rule(OnTouch::fail));
     {
         const Pass pass;
@@ -23,7 +23,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass passes, and is not waited for
     CHECK_FALSE(passes(Touch::submits));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass passes, until it stops or the pass ends", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass passes, until it stops or the pass ends") {
     fall_asleep(rule(OnTouch::fail));
     Holder holder;
     CHECK_FALSE(passes(Touch::submits));
@@ -40,7 +40,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass passes, until it stops or th
     CHECK(the_gate().unshare_pass());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass is refused what sleeps, and waits for nothing", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass is refused what sleeps, and waits for nothing") {
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}, {3'000, 4'000}};
     const Names sleeping({{500, 600}, {1'999, 2'001}});
@@ -70,7 +70,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: who holds a pass is refused what sleeps, and w
     CHECK(passes(Touch::submits, &sleeping));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: what was freed asleep may be touched again while callbacks run", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: what was freed asleep may be touched again while callbacks run") {
     auto part = rule(OnTouch::wait);
     part.sleeping = {{1'000, 2'000}};
     fall_asleep(part);
@@ -83,7 +83,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: what was freed asleep may be touched again whi
     CHECK(the_gate().phase() == gate::Gate::Phase::mapped);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass is waited for after its end, and not before", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass is waited for after its end, and not before") {
     fall_asleep(rule(OnTouch::fail));
     Holder holder;
     the_gate().share_pass(holder.number());
@@ -95,7 +95,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: who shares a pass is waited for after its end,
     CHECK(the_gate().unshare_pass());
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a thread that ends takes no pass to the next in its seat", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a thread that ends takes no pass to the next in its seat") {
     fall_asleep(rule(OnTouch::fail));
     Holder holder;
     gate::Seat* first = nullptr;
@@ -112,7 +112,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a thread that ends takes no pass to the next i
     CHECK(first == second);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: a call within a call that passed passes", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: a call within a call that passed passes") {
     {
         const Passage passage(Touch::submits, "cuTouch");
         REQUIRE(passage.admitted());
@@ -122,7 +122,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: a call within a call that passed passes", "[ga
     CHECK_FALSE(passes(Touch::submits));
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: every touch counts, also within another and where it is held", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: every touch counts, also within another and where it is held") {
     const auto touches = [] { return the_gate().activity().touches; };
     const auto before = touches();
     CHECK(passes(Touch::submits));
@@ -137,8 +137,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: every touch counts, also within another and wh
     CHECK_FALSE(the_gate().activity().is_inside);
     fall_asleep(rule(OnTouch::wait));
     {
-        Toucher held;
-        REQUIRE(waits(1));
+        HeldToucher held;
         CHECK(touches() == before + 4);
         CHECK_FALSE(the_gate().activity().is_inside);
         the_gate().open();
@@ -150,7 +149,7 @@ TEST_CASE_METHOD(OpenGate, "Gate: every touch counts, also within another and wh
     CHECK_FALSE(the_gate().activity().is_inside);
 }
 
-TEST_CASE_METHOD(OpenGate, "Gate: who has a pass touches for an operation, and does not count", "[gate]") {
+TEST_CASE_METHOD(OpenGate, "Gate: who has a pass touches for an operation, and does not count") {
     const auto before = the_gate().activity().touches;
     const auto check_unchanged = [&] {
         CHECK(the_gate().activity().touches == before);

@@ -74,8 +74,7 @@ TEST_CASE("GPU line: what cannot be asked about counts as locked", "[gpu_line]")
     CHECK(lock.l_pid == 0);
 }
 
-TEST_CASE("GPU line: places are in the order in which they were taken, and end with their processes",
-          "[gpu_line]") {
+TEST_CASE("GPU line: places are in the order of their taking, and end with their processes", "[gpu_line]") {
     const Place place;
     Other first(place, takes_place);
     Other second(place, takes_place);
@@ -110,8 +109,7 @@ TEST_CASE("GPU line: a child of fork() has neither place nor lock", "[gpu_line]"
     }
 }
 
-TEST_CASE("GPU line: several set room aside, for as long as they live, and nobody has the lock meanwhile",
-          "[gpu_line]") {
+TEST_CASE("GPU line: several set room aside while they live; nobody has the lock meanwhile", "[gpu_line]") {
     const Place place;
     auto line = place.line();
     {

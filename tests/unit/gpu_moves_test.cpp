@@ -86,8 +86,7 @@ TEST_CASE("GPU moves: what is needed is looked for where it goes", "[gpu_moves]"
     CHECK(moved(needs, {}) == needs);
 }
 
-TEST_CASE("GPUs: those that a program sees are those of CUDA_VISIBLE_DEVICES, up to the first that is none",
-          "[gpu_moves]") {
+TEST_CASE("GPUs: a program sees those of CUDA_VISIBLE_DEVICES, up to the first that is none", "[gpu_moves]") {
     const auto seen = [](const std::vector<driver::Gpu>& all, const char* names, const char* order = nullptr,
                          bool are_numbered = true) {
         const auto found = visible_of(all, are_numbered, names, order);

@@ -38,9 +38,8 @@ public:
     void check() {
         std::map<std::uint64_t, Bytes> asked; // of each range
         for (const auto& [address, bytes] : live_) {
-            const auto place = heap_.locate(address);
-            REQUIRE(place);
-            asked[place->backing->address] += bytes;
+            const auto place = need(heap_.locate(address));
+            asked[place.backing->address] += bytes;
         }
         for (const auto& [address, backing] : ledger_.backings()) {
             CHECK(static_cast<bool>(heap_.locate(address)));

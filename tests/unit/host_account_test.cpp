@@ -35,12 +35,10 @@ bool becomes_false(Condition&& is_so) {
 
 } // namespace
 
-TEST_CASE("Host account: without a limit anything may be taken, and it is counted all the same",
-          "[host_account]") {
+TEST_CASE("Host account: without a limit anything may be taken, and is counted as well", "[host_account]") {
     const Scratch scratch;
-    const auto directory = scratch.path().string();
-    HostAccount one(directory);
-    HostAccount other(directory);
+    HostAccount one(scratch.path());
+    HostAccount other(scratch.path());
     CHECK_FALSE(one.room());
     CHECK(one.take(1000));
     other.limit(1500);
@@ -70,21 +68,21 @@ TEST_CASE("Host account: a refusal says who holds what, and takes nothing", "[ho
 
 TEST_CASE("Host account: the part of a process that was killed does not count", "[host_account]") {
     const Scratch scratch;
-    const auto directory = scratch.path().string();
     std::optional<Overlay> overlay;
-    if (GENERATE(false, true) && !overlay.emplace(directory)) return skip("no overlay can be mounted here");
-    HostAccount account(directory);
+    if (GENERATE(false, true) && !overlay.emplace(scratch.path()))
+        return skip("no overlay can be mounted here");
+    HostAccount account(scratch.path());
     account.limit(100);
     {
-        Taker first(directory, 30);
-        Taker second(directory, 20);
+        Taker first(scratch.path(), 30);
+        Taker second(scratch.path(), 20);
         CHECK(account.room()->bytes == 50);
         first.kill();
         CHECK(account.room()->bytes == 80);
-        Taker third(directory, 5); // in the place of the first
+        Taker third(scratch.path(), 5); // in the place of the first
         CHECK(account.room()->bytes == 75);
         third.kill();
-        HostAccount refused(directory); // in the same place
+        HostAccount refused(scratch.path()); // in the same place
         refused.limit(10);
         CHECK_FALSE(refused.take(20));
         CHECK(account.room()->bytes == 80);
@@ -92,11 +90,9 @@ TEST_CASE("Host account: the part of a process that was killed does not count", 
     CHECK(account.room()->bytes == 100);
 }
 
-TEST_CASE("Host account: a child of fork() starts without its parent's part, and leaves it alone",
-          "[host_account]") {
+TEST_CASE("Host account: a child of fork() has none of its parent's part, nor touches it", "[host_account]") {
     const Scratch scratch;
-    const auto directory = scratch.path().string();
-    HostAccount account(directory);
+    HostAccount account(scratch.path());
     account.limit(100);
     REQUIRE(account.take(40));
     CHECK(holds_in_child([&] {
@@ -128,43 +124,41 @@ TEST_CASE("Host account: a child of fork() does not wait for what its parent is 
     CHECK_FALSE(file.find_lock(LockedFile::Holder::descriptor, k_turn_at, 1)); // nor does the child keep it
 }
 
-TEST_CASE("Host account: whose descriptor is closed on an overlay does not count until it takes more",
-          "[host_account]") {
+TEST_CASE("Host account: a descriptor closed on an overlay counts once it takes more", "[host_account]") {
     const Scratch scratch;
-    const auto directory = scratch.path().string();
-    const Overlay overlay(directory);
+    const Overlay overlay(scratch.path());
     if (!overlay) return skip("no overlay can be mounted here");
     const auto close_all = [&] {
-        for (const int number : descriptors_in(directory)) ::close(number);
+        for (const int number : descriptors_in(scratch.path())) ::close(number);
     };
-    HostAccount account(directory);
+    HostAccount account(scratch.path());
     REQUIRE(account.take(10));
-    CHECK(one_more_sees(directory, 100) == 90);
+    CHECK(one_more_sees(scratch.path(), 100) == 90);
     close_all();
-    CHECK(one_more_sees(directory, 100) == 100);
+    CHECK(one_more_sees(scratch.path(), 100) == 100);
     const UniqueFd programs(::open("/dev/null", O_RDONLY | O_CLOEXEC)); // the account's next gets that number
     REQUIRE(account.take(20));
-    CHECK(one_more_sees(directory, 100) == 70);
+    CHECK(one_more_sees(scratch.path(), 100) == 70);
     close_all();
-    const Taker other(directory, 7); // in its place
+    const Taker other(scratch.path(), 7); // in its place
     account.give(5);
-    CHECK(one_more_sees(directory, 100) == 93);
+    CHECK(one_more_sees(scratch.path(), 100) == 93);
 }
 
 TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]") {
     const Scratch scratch;
-    const auto directory = scratch.path().string();
-    HostAccount one(directory);
-    HostAccount other(directory);
+    HostAccount one(scratch.path());
+    HostAccount other(scratch.path());
     REQUIRE(one.take(10));
     other.limit(100);
     CHECK(other.room()->bytes == 90);
-    for (const auto& file : std::filesystem::directory_iterator(directory)) std::filesystem::remove(file);
+    for (const auto& file : std::filesystem::directory_iterator(scratch.path()))
+        std::filesystem::remove(file);
     CHECK(other.room()->bytes == 100);
     REQUIRE(other.take(5)); // where the first one was
     one.give(1);
     one.note_spare(1);
-    CHECK(one_more_sees(directory, 100) == 95);
+    CHECK(one_more_sees(scratch.path(), 100) == 95);
     one.limit(100);
     CHECK(one.room()->bytes == 86);
     REQUIRE(one.take(10));
@@ -173,16 +167,15 @@ TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]
 
 TEST_CASE("Host account: where there is no private directory, a process counts itself", "[host_account]") {
     const Scratch scratch;
-    const auto directory = scratch.path().string();
-    HostAccount nowhere(directory + "/none");
+    HostAccount nowhere(scratch.file("none"));
     nowhere.limit(10);
     CHECK(nowhere.take(6));
     CHECK_FALSE(nowhere.take(6));
-    std::filesystem::permissions(directory, std::filesystem::perms::all);
-    HostAccount open(directory);
+    std::filesystem::permissions(scratch.path(), std::filesystem::perms::all);
+    HostAccount open(scratch.path());
     open.limit(10);
     CHECK(open.take(6));
-    CHECK(std::filesystem::is_empty(directory)); // nothing is written where others may be
+    CHECK(std::filesystem::is_empty(scratch.path())); // nothing is written where others may be
 }
 
 TEST_CASE("Host account: who is short has others give back what they can do without", "[host_account]") {

@@ -20,14 +20,12 @@ constexpr std::byte k_content{0x5a};
 /// An arena that is ready and full.
 struct Full {
     explicit Full(Bytes bytes) {
-        auto made = HostArena::create(bytes, &pinner);
-        REQUIRE(made);
-        arena = *std::move(made);
+        auto made = test::need(HostArena::create(bytes, &pinner));
+        arena = std::move(made);
         ArenaPreparer::Options options;
         options.budget = &test::budget_of(test::plenty);
-        const auto preparer = ArenaPreparer::start({arena.get()}, options);
-        REQUIRE(preparer);
-        for (std::size_t i = 0; i < arena->piece_count(); ++i) REQUIRE((*preparer)->wait(*arena, i));
+        const auto preparer = test::need(ArenaPreparer::start({arena.get()}, options));
+        for (std::size_t i = 0; i < arena->piece_count(); ++i) REQUIRE(preparer->wait(*arena, i));
         std::fill_n(arena->data(), bytes, k_content);
     }
 
@@ -189,19 +187,18 @@ TEST_CASE("Host arena: pieces that lie apart go out of reach, and come back", "[
         ::mmap(nullptr, k_huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
         [](void* memory) { ::munmap(memory, k_huge); });
     REQUIRE(stock->grow());
-    const auto arena = HostArena::create(2 * k_piece + 1, &pinner, stock.get());
-    REQUIRE(arena);
+    const auto arena = test::need(HostArena::create(2 * k_piece + 1, &pinner, stock.get()));
     const auto is_writable = [&](Bytes offset) {
         std::array<int, 2> pipe{};
         REQUIRE(::pipe(pipe.data()) == 0);
-        const bool is_reached = ::write(pipe[1], (*arena)->at(offset), 1) == 1;
+        const bool is_reached = ::write(pipe[1], arena->at(offset), 1) == 1;
         for (const int end : pipe) ::close(end);
         return is_reached;
     };
     for (int i = 0; i < 2; ++i) {
-        (*arena)->protect();
+        arena->protect();
         for (const Bytes offset : {Bytes{0}, k_piece, 2 * k_piece}) CHECK_FALSE(is_writable(offset));
-        REQUIRE((*arena)->unprotect());
+        REQUIRE(arena->unprotect());
         for (const Bytes offset : {Bytes{0}, k_piece, 2 * k_piece}) CHECK(is_writable(offset));
     }
 }

@@ -48,12 +48,11 @@ TEST_CASE("Host arena: returns all its address space", "[host_arena]") {
 
 TEST_CASE("Host arena: is left out of children and core dumps, and takes huge pages", "[host_arena]") {
     const auto arena = make_arena(8 * k_mib);
-    const auto mapping = test::mapping_at(arena->data());
-    REQUIRE(mapping);
-    CHECK(has_flag(*mapping, "dc"));
-    CHECK(has_flag(*mapping, "dd"));
-    CHECK(has_flag(*mapping, "nr"));
-    if (::access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0) CHECK(has_flag(*mapping, "hg"));
+    const auto mapping = need(test::mapping_at(arena->data()));
+    CHECK(has_flag(mapping, "dc"));
+    CHECK(has_flag(mapping, "dd"));
+    CHECK(has_flag(mapping, "nr"));
+    if (::access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0) CHECK(has_flag(mapping, "hg"));
 }
 
 TEST_CASE("Host arena: takes whole pages, not whole huge pages", "[host_arena]") {
@@ -70,10 +69,9 @@ TEST_CASE("Host arena: takes whole pages, not whole huge pages", "[host_arena]")
     }
     CHECK(arena.populated_bytes() == bytes);
     const auto whole = round_up(bytes, static_cast<Bytes>(::sysconf(_SC_PAGESIZE)));
-    const auto mapping = test::mapping_at(arena.data());
-    REQUIRE(mapping);
-    CHECK(mapping->size == whole);
-    CHECK(mapping->resident == whole);
+    const auto mapping = need(test::mapping_at(arena.data()));
+    CHECK(mapping.size == whole);
+    CHECK(mapping.resident == whole);
 }
 
 TEST_CASE("Host arena: pieces are populated, then pinned, and unpinned at the end", "[host_arena]") {
@@ -106,8 +104,7 @@ TEST_CASE("Host arena: memory that cannot be pinned is used all the same", "[hos
     }
 }
 
-TEST_CASE("Host arena: all of it is unpinned at once, but for what the driver holds, and pinned again",
-          "[host_arena]") {
+TEST_CASE("Host arena: all but what the driver holds is unpinned at once, and pinned again", "[host_arena]") {
     FakePinner pinner;
     Arenas arenas;
     arenas.push_back(make_arena(3 * HostArena::k_piece_bytes, &pinner));
@@ -191,9 +188,8 @@ TEST_CASE("Host arena: all of it may come from a stock, and none of it", "[host_
     constexpr auto k_piece = HostArena::k_piece_bytes;
     auto stock = HostArena::create_stock(nullptr);
     REQUIRE(stock->grow());
-    const auto small = HostArena::create(k_piece - 1, nullptr, stock.get());
-    REQUIRE(small);
-    CHECK_FALSE((*small)->is_ready(0));
+    const auto small = need(HostArena::create(k_piece - 1, nullptr, stock.get()));
+    CHECK_FALSE(small->is_ready(0));
     CHECK(stock->piece_count() == 1);
     Arenas arenas;
     arenas.push_back(*HostArena::create(k_piece, nullptr, stock.get()));
@@ -225,11 +221,9 @@ TEST_CASE("Host arena: a stock that cannot grow stays as it is", "[host_arena]")
     auto stock = HostArena::create_stock(&pinner);
     REQUIRE(stock->grow());
     Result<void> grown;
-    const bool was_run =
-        test::with_failing_calls({{__NR_madvise, ENOMEM, k_populate_write}}, [&] { grown = stock->grow(); });
-    if (!was_run) return test::skip_without_right("filter its system calls");
-    REQUIRE_FALSE(grown);
-    CHECK(grown.error().code == ErrorCode::out_of_host_memory);
+    const test::FailingCall no_page{__NR_madvise, ENOMEM, k_populate_write};
+    if (!test::with_failing_calls({no_page}, [&] { grown = stock->grow(); })) return;
+    CHECK(test::error_of(grown).code == ErrorCode::out_of_host_memory);
     CHECK(stock->bytes() == HostArena::k_piece_bytes);
     CHECK(pinner.pinned == HostArena::k_piece_bytes);
     CHECK(stock->grow());

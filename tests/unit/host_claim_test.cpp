@@ -77,8 +77,7 @@ TEST_CASE("Host claims: near the limit there is one at a time, and away from it 
     CHECK(can_be_locked(limit.file)); // it was not touched
 }
 
-TEST_CASE("Host claims: with plenty of headroom more is claimed ahead, and counts until it is taken",
-          "[host_claim]") {
+TEST_CASE("Host claims: with plenty of headroom more is claimed ahead, and counts untaken", "[host_claim]") {
     const Limit limit;
     Bytes headroom = 0;
     auto options = limit.options(0);
@@ -88,13 +87,12 @@ TEST_CASE("Host claims: with plenty of headroom more is claimed ahead, and count
     headroom = HostBudget::k_plenty + 2 * k_mib - 1; // the claim, and the reserve
     CHECK(claim_ahead()->bytes() == k_mib);
     ++headroom;
-    auto ahead = claim_ahead();
-    REQUIRE(ahead);
-    CHECK(ahead->bytes() == 4 * k_mib);
+    auto ahead = test::need(claim_ahead());
+    CHECK(ahead.bytes() == 4 * k_mib);
     headroom = 5 * k_mib; // beside what is claimed there is room for the reserve
     CHECK(claim_at_once(budget).error().code == ErrorCode::out_of_host_memory);
-    ahead->note_taken(k_mib);
-    CHECK(ahead->bytes() == 3 * k_mib);
+    ahead.note_taken(k_mib);
+    CHECK(ahead.bytes() == 3 * k_mib);
     CHECK(claim_at_once(budget));
 }
 
@@ -121,8 +119,7 @@ TEST_CASE("Host claims: a turn that is waited for comes when it is free", "[host
     CHECK(has_it);
 }
 
-TEST_CASE("Host claims: a turn that never comes, and a file that cannot be locked, are done without",
-          "[host_claim]") {
+TEST_CASE("Host claims: turns that never come, and files without locks, are done without", "[host_claim]") {
     const Limit limit;
     auto options = limit.options(k_gib);
     options.turn_patience = Milliseconds(50);

@@ -132,8 +132,7 @@ TEST_CASE("Host memory: what a group has room for is what limits", "[host_memory
     }
 }
 
-TEST_CASE("Host memory: in a container that sees the host's group names its own limit counts",
-          "[host_memory]") {
+TEST_CASE("Host memory: a container that sees the host's group names has its own limit", "[host_memory]") {
     const Machine machine;
     machine.join("4:memory:/docker/0123abcd\n");
     machine.add_group_version_1("", 2 * k_gib, k_gib);
@@ -197,8 +196,7 @@ TEST_CASE("Host memory: this machine has some", "[host_memory]") {
     CHECK_FALSE(headroom.limited_by.empty());
 }
 
-TEST_CASE("Host memory: pressure is the machine's or the control group's, whichever is more",
-          "[host_memory]") {
+TEST_CASE("Host memory: pressure is the machine's or the group's, whichever is more", "[host_memory]") {
     const Machine machine;
     CHECK(machine.pressure() == 0);
     machine.write("proc/pressure/memory",

@@ -33,8 +33,7 @@ TEST_CASE("Host plan: nothing is given back within the budgets", "[host_plan]") 
     CHECK(plan.left.empty());
 }
 
-TEST_CASE("Host plan: retained memory goes first, then the longest sleeping moves, and no more than needed",
-          "[host_plan]") {
+TEST_CASE("Host plan: retained memory goes first, then the longest sleeping, if needed", "[host_plan]") {
     const std::vector<Holder> holders{sleeper(k_alice, 50, 5), sleeper(k_alice, 50, 9),
                                       retaining(k_alice, 20), retaining(k_bob, 30), sleeper(k_bob, 50, 7)};
     const auto plan = [&](Bytes budget) { return plan_host_memory(holders, {budget, {}}); };
@@ -48,9 +47,7 @@ TEST_CASE("Host plan: retained memory goes first, then the longest sleeping move
     CHECK(plan(0).left.empty());
 }
 
-TEST_CASE(
-    "Host plan: each user's budget is kept by that user's processes alone, and counts for the machine's",
-    "[host_plan]") {
+TEST_CASE("Host plan: each user's budget binds that user, and counts for the machine's", "[host_plan]") {
     const std::vector<Holder> holders{sleeper(k_alice, 50, 1), sleeper(k_bob, 50, 100),
                                       sleeper(k_alice, 50, 2)};
     auto plan = plan_host_memory(holders, {{}, {{k_alice, 60}}});

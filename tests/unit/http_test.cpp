@@ -2,11 +2,9 @@
 // Copyright the gpu-sleep authors.
 // The door for HTTP, without a connection: addresses, who may call, routes, and what a request comes to.
 
-#include "cli/http/address.hpp"
 #include "cli/http/admission.hpp"
 #include "cli/http/backend.hpp"
 #include "cli/http/door.hpp"
-#include "cli/http/routes.hpp"
 #include "support/catch.hpp"
 
 #include <nlohmann/json.hpp>
@@ -37,9 +35,7 @@ model::Report program(const Tags& tags, model::State state = model::State::awake
 }
 
 Plan plan(std::string_view path, const Query& query, const model::Report& report) {
-    const auto wish = read_wish(route(path), "POST", query, "");
-    REQUIRE(wish);
-    return plan_of(route(path), *wish, {report});
+    return plan_of(route(path), test::need(read_wish(route(path), "POST", query, "")), {report});
 }
 
 std::string wish_error(std::string_view path, const Query& query, std::string_view body = "") {
@@ -101,8 +97,7 @@ TEST_CASE("Callers: the kernel tells whose a connection is, until it is closed",
     }
 }
 
-TEST_CASE("Callers: where all users whom a namespace does not know have the owner's id, none is the owner",
-          "[http]") {
+TEST_CASE("Callers: where unknown users of a namespace share the owner's id, none is the owner", "[http]") {
     static constexpr uid_t k_nobody = 65534;
     constexpr const char* k_all = "         0          0 4294967295\n";
     constexpr const char* k_one = "     65534       1000          1\n";
@@ -132,8 +127,7 @@ TEST_CASE("Callers: tokens, pages of the web, and names of the door", "[http]") 
     CHECK(status(without, true, {"localhost", "", false, "none"}) == k_ok);
     CHECK(status(with_token, false, {"localhost", bearer, false, "cross-site"}) == k_forbidden);
     CHECK(status(without, false, {"localhost", bearer, false}) == k_forbidden);
-    CHECK(without.check(false, {"localhost", "", false})->body.find("with --http-token") !=
-          std::string::npos);
+    CHECK_THAT(without.check(false, {"localhost", "", false})->body, test::mentions("with --http-token"));
     CHECK(status(with_token, false, {"localhost", "", false}) == k_unauthorized);
     CHECK(status(with_token, false, {"localhost", other, false}) == k_unauthorized);
     CHECK(status(with_token, false, {"localhost", secret, false}) == k_unauthorized);
@@ -253,9 +247,8 @@ TEST_CASE("Plans: what only ends a pause asks all for a tag that none has", "[ht
              {"/wake_up", {{"tags", "scheduling"}}},
              {"/resume_memory_occupation", {{"tags", "cuda_graph"}}}}) {
         INFO(path);
-        const auto wish = read_wish(route(path), "POST", query, "");
-        REQUIRE(wish);
-        const auto made = plan_of(route(path), *wish, {asleep, paused});
+        const auto wish = test::need(read_wish(route(path), "POST", query, ""));
+        const auto made = plan_of(route(path), wish, {asleep, paused});
         REQUIRE((made.tags.size() == 1 && !made.is_nothing && !made.takes_all));
         CHECK_FALSE(model::is_valid_tag(made.tags.front()));
     }

@@ -31,8 +31,7 @@ TEST_CASE("Idle timer: a sleep that fails is noted, and its next try is not deep
     CHECK_FALSE(timer.next().request.sleep.deep);
 }
 
-TEST_CASE("Idle timer: the end of a sleep that an older timer began says nothing of the one set meanwhile",
-          "[idle_timer]") {
+TEST_CASE("Idle timer: the end of an older timer's sleep says nothing of the one set since", "[idle_timer]") {
     IdleTimer timer;
     timer.set(deep_after(Milliseconds(1'000)));
     const auto begun = timer.next();

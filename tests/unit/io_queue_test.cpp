@@ -31,14 +31,13 @@ TEST_CASE("Reads and writes: those that are refused past the page cache go throu
         constexpr std::size_t k_parts = 50; // several of them refused at the same time
         constexpr std::size_t k_part = 2000;
         const auto fd = direct_file(directory);
-        const auto queue = open_io_queue(GENERATE(IoKind::automatic, IoKind::threads));
-        REQUIRE(queue);
+        const auto queue = test::need(open_io_queue(GENERATE(IoKind::automatic, IoKind::threads)));
         test::ByteVector read(bytes.size());
         const auto move_all = [&](IoRequest::Kind kind, std::byte* data) {
             std::atomic<std::size_t> left{k_parts};
             std::atomic<bool> has_failed{false};
             for (std::size_t i = 0; i < k_parts; ++i)
-                (*queue)->submit(
+                queue->submit(
                     {kind, fd.get(), data + 1 + i * k_part, k_part, i * k_part, [&](Result<void> moved) {
                          if (!moved) has_failed = true;
                          --left;
@@ -53,15 +52,13 @@ TEST_CASE("Reads and writes: those that are refused past the page cache go throu
     }
 }
 
-TEST_CASE("Reads and writes: a queue whose number the program has used again ends, and leaves that alone",
-          "[store]") {
+TEST_CASE("Reads and writes: a queue whose number the program uses again leaves that alone", "[store]") {
     constexpr const char* k_ring = "anon_inode:[io_uring]";
-    auto queue = open_io_queue(IoKind::automatic);
-    REQUIRE(queue);
+    auto queue = test::need(open_io_queue(IoKind::automatic));
     const auto numbers = test::descriptors_in(k_ring);
     if (numbers.empty()) return test::skip("there is no io_uring here");
     const test::Usurper usurper(numbers);
-    queue->reset();
+    queue.reset();
     CHECK(usurper.is_unharmed());
 }
 

@@ -66,13 +66,13 @@ TEST_CASE("Ledger: only the moves of the table are made", "[ledger]") {
 
 TEST_CASE("Ledger: an unknown tag is refused with the known ones listed", "[ledger]") {
     Ledger ledger;
-    CHECK(ledger.find_tag("weight").error().message.find("none (without gpu-run,") != std::string::npos);
+    CHECK_THAT(ledger.find_tag("weight").error().message, test::mentions("none (without gpu-run,"));
     ledger.tag_id("weights");
     ledger.tag_id("kv_cache");
     CHECK(ledger.tag_id("weights") == 0);
     const auto result = test::error_of(ledger.find_tag("weight"));
     CHECK(result.code == ErrorCode::unknown_tag);
-    CHECK(result.message.find("weights, kv_cache") != std::string::npos);
+    CHECK_THAT(result.message, test::mentions("weights, kv_cache"));
 }
 
 TEST_CASE("Ledger: preserved spans that meet become one", "[ledger]") {

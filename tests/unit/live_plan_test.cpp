@@ -68,9 +68,8 @@ TEST_CASE("Live plan: what may move does, in the order of allocation, until ther
 TEST_CASE("Live plan: a piece is whole backings of one device", "[plan]") {
     ledger::Ledger ledger;
     for (std::uint64_t i = 1; i <= 5; ++i) add_backing(ledger, i << 28, "weights", i > 3);
-    const auto parts = plan_live(ledger, Direction::to_host, {}, k_all);
-    REQUIRE(parts);
-    const std::span<const sleep::LivePart> all = *parts;
+    const auto parts = test::need(plan_live(ledger, Direction::to_host, {}, k_all));
+    const std::span<const sleep::LivePart> all = parts;
     CHECK(sleep::first_piece(all, k_gib).size() == 3);
     CHECK(sleep::first_piece(all, 8 * k_mib).size() == 2);
     CHECK(sleep::first_piece(all, 8 * k_mib - 1).size() == 1);

@@ -80,7 +80,7 @@ TEST_CASE("Live table: a line for each process, and the sums", "[live]") {
     std::get<model::Report>(outcomes[3].answer).lost = true;
     const test::Printed lost(render_live(outcomes, 80));
     CHECK(lost.rows[3].at("STATE") == "lost");
-    CHECK(lost.sentences.at(0).find(", 0 asleep, 1 lost") != std::string::npos);
+    CHECK_THAT(lost.sentences.at(0), test::mentions(", 0 asleep, 1 lost"));
     CHECK(shown.rows[1].at("IDLE") == "2h05m");
     CHECK(shown.rows[1].at("GPU") == "2.00 GiB");
     CHECK(shown.rows[1].at("HOST") == "1.00 GiB");

@@ -5,7 +5,6 @@
 #include "intercepted/pending_work.hpp"
 
 #include "support/failing_new.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep;
@@ -69,7 +68,7 @@ std::uint64_t events_made() {
 
 } // namespace
 
-TEST_CASE_METHOD(Session, "Events: waiting for an event is as its context's flags say", "[pending_work]") {
+TEST_CASE_METHOD(Session, "Events: waiting for an event is as its context's flags say") {
     const auto api = load_noting();
     const auto flags = GENERATE(CU_CTX_SCHED_AUTO, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD,
                                 CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST);
@@ -84,8 +83,7 @@ TEST_CASE_METHOD(Session, "Events: waiting for an event is as its context's flag
     CHECK(agent::intercepted::take_event(api, own.handle) == event);
 }
 
-TEST_CASE_METHOD(Session, "Events: an event that comes back after its context's end is nobody's",
-                 "[pending_work]") {
+TEST_CASE_METHOD(Session, "Events: an event that comes back after its context's end is nobody's") {
     const auto api = load();
     auto& contexts = agent::registry::books().contexts;
     const OwnContext own;
@@ -97,7 +95,7 @@ TEST_CASE_METHOD(Session, "Events: an event that comes back after its context's 
     CHECK_FALSE(contexts.take(own.handle));
 }
 
-TEST_CASE("Pending work: where memory is short one event is lost, and no other", "[pending_work]") {
+TEST_CASE("Pending work: where memory is short one event is lost, and no other") {
     static_assert(noexcept(std::declval<Contexts&>().give_event(nullptr, nullptr)));
     const Session session;
     const auto api = load();
@@ -121,8 +119,7 @@ TEST_CASE("Pending work: where memory is short one event is lost, and no other",
     CHECK(events_made() == made + 1);
 }
 
-TEST_CASE_METHOD(Session, "Pending work: captures begin while it waits, on drivers of any age",
-                 "[pending_work]") {
+TEST_CASE_METHOD(Session, "Pending work: captures begin while it waits, on drivers of any age") {
     const auto api = GENERATE(false, true) ? load_old() : load();
     auto* const busy = make_stream();
     auto* const captured = make_stream();
@@ -146,7 +143,7 @@ TEST_CASE_METHOD(Session, "Pending work: captures begin while it waits, on drive
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Session, "Pending work: without memory on the device it waits at once", "[pending_work]") {
+TEST_CASE_METHOD(Session, "Pending work: without memory on the device it waits at once") {
     const auto api = load_old();
     sim_fail("cuMemAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, SIM_ONCE);
     const auto waits = sim_calls("cuCtxSynchronize");
@@ -155,17 +152,14 @@ TEST_CASE_METHOD(Session, "Pending work: without memory on the device it waits a
     CHECK(sim_calls("cuCtxSynchronize") == waits + 1);
 }
 
-TEST_CASE_METHOD(Session, "Pending work: what was noted and not waited for leaves nothing behind",
-                 "[pending_work]") {
+TEST_CASE_METHOD(Session, "Pending work: what was noted and not waited for leaves nothing behind") {
     const auto api = load_old();
     const auto before = sim_live_objects().plain_bytes;
     PendingWork(api).note(context);
     CHECK(sim_live_objects().plain_bytes == before);
 }
 
-TEST_CASE_METHOD(Session,
-                 "Pending work: who only looks waits for nothing, and breaks no capture that has begun since",
-                 "[pending_work]") {
+TEST_CASE_METHOD(Session, "Pending work: who only looks waits for nothing, and breaks no later capture") {
     const auto api = load();
     auto* const busy = make_stream();
     auto* const captured = make_stream();
@@ -186,8 +180,7 @@ TEST_CASE_METHOD(Session,
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Session, "Pending work: a driver before 12.5 cannot be looked at, and is not waited for",
-                 "[pending_work]") {
+TEST_CASE_METHOD(Session, "Pending work: a driver before 12.5 cannot be looked at, and is not waited for") {
     const auto api = load_old();
     const auto before = sim_live_objects().plain_bytes;
     const auto waits = sim_calls("cuCtxSynchronize");

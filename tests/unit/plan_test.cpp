@@ -107,35 +107,30 @@ TEST_CASE("Plan: every request in every state does what the table says", "[plan]
         // The same through whole plans over a ledger with one backing.
         ledger::Ledger ledger;
         put(add(ledger, k_unit, "weights"), row.residence);
-        const auto first = plan_sleep(ledger, request(Level::keep));
-        REQUIRE(first);
-        CHECK(first->is_empty() == (row.keep == Action::leave));
-        const auto second = plan_sleep(ledger, request(Level::drop));
-        REQUIRE(second);
-        CHECK(second->is_empty() == (row.drop == Action::leave));
-        CHECK(second->give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
-        CHECK(second->move.empty());
+        const auto first = test::need(plan_sleep(ledger, request(Level::keep)));
+        CHECK(first.is_empty() == (row.keep == Action::leave));
+        const auto second = test::need(plan_sleep(ledger, request(Level::drop)));
+        CHECK(second.is_empty() == (row.drop == Action::leave));
+        CHECK(second.give_up.size() == (row.drop == Action::give_up ? 1U : 0U));
+        CHECK(second.move.empty());
         // Deep, where the driver has what is awake: it keeps that, and only copies are dropped.
-        for (const auto* const whole : {&*first, &*second}) {
+        for (const auto* const whole : {&first, &second}) {
             auto deep = *whole;
-            const bool is_refused = whole == &*second && row.drop == Action::drop;
+            const bool is_refused = whole == &second && row.drop == Action::drop;
             CHECK(static_cast<bool>(deep.leave_gpu(true)) == !is_refused);
             if (is_refused) continue;
             CHECK(deep.devices.empty());
             CHECK(deep.give_up == whole->give_up);
         }
-        const auto paused = plan_sleep(ledger, request(Level::pause));
-        REQUIRE(paused);
-        CHECK(paused->is_empty());
+        CHECK(test::need(plan_sleep(ledger, request(Level::pause))).is_empty());
         auto in_files = request(Level::keep);
         in_files.store = model::Store::file;
         in_files.directory = "/d";
         in_files.store_is_named = true;
-        auto third = plan_sleep(ledger, in_files);
-        REQUIRE(third);
-        CHECK(third->move.size() == (row.residence == Residence::kept ? 1U : 0U));
-        CHECK(third->changes_sleep() == (row.keep != Action::leave));
-        CHECK(third->is_empty() == (third->move.empty() && !third->changes_sleep()));
+        auto third = test::need(plan_sleep(ledger, in_files));
+        CHECK(third.move.size() == (row.residence == Residence::kept ? 1U : 0U));
+        CHECK(third.changes_sleep() == (row.keep != Action::leave));
+        CHECK(third.is_empty() == (third.move.empty() && !third.changes_sleep()));
         const auto wake = plan_wake(ledger, {});
         REQUIRE(wake);
         CHECK(wake->is_empty() == (row.wake != WakeAction::restore));
@@ -182,10 +177,9 @@ TEST_CASE("Plan: what sleeps with preserved parts and cannot be dropped is named
     auto& backing = add(ledger, k_unit, "weights");
     ledger::Ledger::preserve(backing, {0, 10});
     put(backing, Residence::kept);
-    const auto plan = plan_sleep(ledger, request(Level::drop));
-    REQUIRE(plan);
-    CHECK(plan->is_empty());
-    CHECK(plan->still_kept == std::vector<std::string>{"weights"});
+    const auto plan = test::need(plan_sleep(ledger, request(Level::drop)));
+    CHECK(plan.is_empty());
+    CHECK(plan.still_kept == std::vector<std::string>{"weights"});
     CHECK(plan_sleep(ledger, request(Level::keep))->still_kept.empty());
 }
 
@@ -194,13 +188,12 @@ TEST_CASE("Plan: damage keeps all of its tag asleep, and no other", "[plan]") {
     put(add(ledger, k_unit, "weights"), Residence::kept);
     put(add(ledger, 2 * k_unit, "weights"), Residence::damaged);
     put(add(ledger, 3 * k_unit, "kv_cache"), Residence::dropped);
-    const auto plan = plan_wake(ledger, {});
-    REQUIRE(plan);
+    const auto plan = test::need(plan_wake(ledger, {}));
     const auto weights = ledger.tag_id("weights");
-    CHECK(plan->tags == std::vector{ledger.tag_id("kv_cache")});
-    CHECK(plan->devices.at(0).size() == 1);
-    REQUIRE(plan->spoiled.size() == 1);
-    CHECK(plan->spoiled.at(weights).code == ErrorCode::damaged);
+    CHECK(plan.tags == std::vector{ledger.tag_id("kv_cache")});
+    CHECK(plan.devices.at(0).size() == 1);
+    REQUIRE(plan.spoiled.size() == 1);
+    CHECK(plan.spoiled.at(weights).code == ErrorCode::damaged);
     CHECK(plan_wake(ledger, {{}, {"kv_cache"}})->spoiled.empty());
 }
 
@@ -229,10 +222,9 @@ TEST_CASE("Plan: tags limit a request, unknown and contradictory ones are refuse
     add(ledger, 2 * k_unit, "kv_cache");
     auto sleep_request = request(Level::keep);
     sleep_request.tags = {"kv_cache"};
-    const auto plan = plan_sleep(ledger, sleep_request);
-    REQUIRE(plan);
-    CHECK(plan->tags == std::vector<std::string>{"kv_cache"});
-    CHECK(plan->devices.at(0).keep.size() == 1);
+    const auto plan = test::need(plan_sleep(ledger, sleep_request));
+    CHECK(plan.tags == std::vector<std::string>{"kv_cache"});
+    CHECK(plan.devices.at(0).keep.size() == 1);
 
     sleep_request.tags = {"cache"};
     CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::unknown_tag);
@@ -258,10 +250,9 @@ TEST_CASE("Plan: what is dropped without a declared refill is named, or refused"
     ledger.set_policy(ledger.tag_id("kv_cache"), {Retention::discard, false});
     ledger.set_policy(ledger.tag_id("lora"), {Retention::offload, true});
     auto sleep_request = request(Level::drop);
-    const auto plan = plan_sleep(ledger, sleep_request);
-    REQUIRE(plan);
-    CHECK(plan->dropped_tags == std::vector<std::string>{"weights", "kv_cache", "lora"});
-    CHECK(plan->without_refill == std::vector<std::string>{"weights"});
+    const auto plan = test::need(plan_sleep(ledger, sleep_request));
+    CHECK(plan.dropped_tags == std::vector<std::string>{"weights", "kv_cache", "lora"});
+    CHECK(plan.without_refill == std::vector<std::string>{"weights"});
     sleep_request.require_refill = true;
     CHECK(plan_sleep(ledger, sleep_request).error().code == ErrorCode::no_refill);
     sleep_request.keep = {"weights"};
@@ -272,15 +263,12 @@ TEST_CASE("Plan: a backing that is preserved whole is not called dropped", "[pla
     ledger::Ledger ledger;
     auto& backing = add(ledger, k_unit, "weights");
     ledger::Ledger::preserve(backing, {0, backing.allocated - 1});
-    const auto almost = plan_sleep(ledger, request(Level::drop));
-    REQUIRE(almost);
-    CHECK(almost->dropped_tags.size() == 1);
+    CHECK(test::need(plan_sleep(ledger, request(Level::drop))).dropped_tags.size() == 1);
     ledger::Ledger::preserve(backing, {0, backing.allocated});
-    const auto plan = plan_sleep(ledger, request(Level::drop));
-    REQUIRE(plan);
-    CHECK(plan->tags.size() == 1);
-    CHECK(plan->dropped_tags.empty());
-    CHECK(plan->without_refill.empty());
+    const auto plan = test::need(plan_sleep(ledger, request(Level::drop)));
+    CHECK(plan.tags.size() == 1);
+    CHECK(plan.dropped_tags.empty());
+    CHECK(plan.without_refill.empty());
 
     backing.kept = {1, backing.allocated};
     put(backing, Residence::dropped);
@@ -309,8 +297,7 @@ TEST_CASE("Plan: what still has its memory after an undo that failed needs no mo
     CHECK(plan_wake(ledger, wake)->needs_of_host() == 0);
 }
 
-TEST_CASE("Plan: what is in host memory from the start stays there, unless it is wanted elsewhere",
-          "[plan]") {
+TEST_CASE("Plan: what is in host memory from the start stays, unless it is wanted elsewhere", "[plan]") {
     ledger::Ledger ledger;
     auto& backing = add(ledger, k_unit, "weights");
     add(ledger, 2 * k_unit, "cache");
@@ -352,12 +339,11 @@ TEST_CASE("Plan: what is damaged and given up is dropped, preserved or not", "[p
     auto& backing = add(ledger, k_unit, "weights");
     ledger::Ledger::preserve(backing, {0, k_unit});
     put(backing, Residence::damaged);
-    const auto plan = plan_sleep(ledger, request(Level::drop));
-    REQUIRE(plan);
-    CHECK(plan->give_up.size() == 1);
-    CHECK(plan->dropped_tags.size() == 1);
-    CHECK(plan->without_refill.size() == 1);
-    CHECK(plan->awake_tags.empty());
+    const auto plan = test::need(plan_sleep(ledger, request(Level::drop)));
+    CHECK(plan.give_up.size() == 1);
+    CHECK(plan.dropped_tags.size() == 1);
+    CHECK(plan.without_refill.size() == 1);
+    CHECK(plan.awake_tags.empty());
 }
 
 TEST_CASE("Plan: runs join neighbours of one tag and one set of grants", "[plan]") {
@@ -381,10 +367,9 @@ TEST_CASE("Plan: a backing that must stay does, at every level and whatever is a
     add(ledger, 3 * k_unit, "cache").stay_reason = "shared";
     for (const auto level : {Level::keep, Level::drop}) {
         auto sleep_request = request(level);
-        const auto plan = plan_sleep(ledger, sleep_request);
-        REQUIRE(plan);
-        CHECK(plan->tags == std::vector<std::string>{"weights"});
-        CHECK(plan->devices.at(0).keep.size() + plan->devices.at(0).drop.size() == 1);
+        const auto plan = test::need(plan_sleep(ledger, sleep_request));
+        CHECK(plan.tags == std::vector<std::string>{"weights"});
+        CHECK(plan.devices.at(0).keep.size() + plan.devices.at(0).drop.size() == 1);
         sleep_request.tags = {"cache"};
         sleep_request.require_refill = true;
         const auto nothing = plan_sleep(ledger, sleep_request);
@@ -410,8 +395,7 @@ TEST_CASE("Plan: files need a directory that is the same from anywhere", "[plan]
         for (const auto& directory : {std::string(), std::string("here"), std::string("/a\0b", 4)}) {
             wanted.directory = directory;
             const auto plan = plan_sleep(ledger, wanted);
-            REQUIRE_FALSE(plan);
-            CHECK(plan.error().code == ErrorCode::invalid_argument);
+            CHECK(test::error_of(plan).code == ErrorCode::invalid_argument);
         }
         wanted.directory = "/somewhere";
         CHECK(plan_sleep(ledger, wanted));

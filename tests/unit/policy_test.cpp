@@ -2,9 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Ladders, and what follows from the administrator's file and the user's own.
 
-#include "control/policy/decision.hpp"
 #include "control/policy/pass.hpp"
-#include "control/policy/policy.hpp"
 
 #include "support/catch.hpp"
 
@@ -172,9 +170,7 @@ TEST_CASE("Policy: what is said of a user or a command goes before what is said 
     CHECK(policy_of(limits, {"bob", "", {"sh", ""}}).host_budget == 2 * k_gib);
 }
 
-TEST_CASE("Policy: an administrator's exemption of a user goes before all that commands and the user's own "
-          "file say",
-          "[policy]") {
+TEST_CASE("Policy: an administrator's exemption of a user goes before commands and own files", "[policy]") {
     auto limits = file(ladder({"15m"}));
     limits.name = "/a.toml";
     limits.commands["python3"].idle = ladder({"1h"});
@@ -262,8 +258,7 @@ TEST_CASE("Policy: each setting that another overrides is named with the other",
     }
 }
 
-TEST_CASE("Policy: a command is called by its program, its script, both, or its name, each before the last",
-          "[policy]") {
+TEST_CASE("Policy: a command is called by program, script, both, or name, each before the last", "[policy]") {
     Configuration limits;
     const auto add = [&](const std::string& command, const char* idle) {
         limits.commands[command].idle = ladder({idle});
@@ -350,8 +345,7 @@ TEST_CASE("Decision: exempt tags stay, and a process that has just woken is left
     CHECK(reason(exempt, {}) == "it is exempt by command.llama.exempt of /c.toml");
 }
 
-TEST_CASE("Decision: a ladder that leads to files is an error for whom no file names a directory",
-          "[policy]") {
+TEST_CASE("Decision: a ladder that leads to files is an error where no file names a directory", "[policy]") {
     auto limits = file(ladder({"10s", "20s:file"}));
     limits.users["bob"].directory = "/data/bob";
     auto wishes = file(ladder({"1h"}));
@@ -443,12 +437,10 @@ TEST_CASE("Look: what a sleep puts into host memory is also a copy of what runs 
     auto runs = report(model::State::awake, 60);
     runs.tags[0].host_backed = 2 * runs.tags[0].resident;
     const auto policy = with(ladder({"10s:host"}));
-    const auto holders = holders_of({Seen{{}, runs, policy, *decide(policy, runs)}});
-    CHECK(holders.front().incoming == 3 * k_gib);
+    CHECK(holders_of({Seen{{}, runs, policy, *decide(policy, runs)}}).front().incoming == 3 * k_gib);
 }
 
-TEST_CASE("Look: what sleeps can move to files as long as host memory has contents of it, also deep",
-          "[policy]") {
+TEST_CASE("Look: what sleeps can move to files while host memory has any of it, also deep", "[policy]") {
     auto sleeper = report(model::State::asleep, 0, 50);
     sleeper.deep = GENERATE(false, true);
     const auto holder = [&] { return holders_of({Seen{{}, sleeper, with({}), {}}}).front(); };

@@ -42,13 +42,11 @@ TEST_CASE("Process: a start time that is not there is an error", "[process]") {
     for (const auto* text : {"8 (cut) S 1 2 3", "8", ")", "8 (x) S 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 x"}) {
         tree.write("proc/8/stat", text);
         const auto start_time = start_time_of(8, tree.proc());
-        REQUIRE_FALSE(start_time);
-        CHECK(start_time.error().code == ErrorCode::io_failed);
+        CHECK(test::error_of(start_time).code == ErrorCode::io_failed);
     }
 }
 
-TEST_CASE("Process: the kernel tells of its state, parent, threads, and whether it was only forked",
-          "[process]") {
+TEST_CASE("Process: the kernel tells of its state, parent and threads, and if it only forked", "[process]") {
     constexpr unsigned k_forked = 0x40; // PF_FORKNOEXEC
     const auto own = test::need(stat_of(::getpid()));
     CHECK(own.state == 'R');
@@ -89,8 +87,7 @@ TEST_CASE("Process: this process finds itself", "[process]") {
     CHECK(state_of(0) == '?'); // there is none
 }
 
-TEST_CASE("Process: the one filter of calls that says that it is made for the agent is trusted",
-          "[process]") {
+TEST_CASE("Process: the one filter of calls that says it is made for the agent is trusted", "[process]") {
     constexpr std::uint32_t k_question = 0x67707573;
     const auto filter = [](std::uint32_t answered, std::uint32_t answer) {
         std::array<sock_filter, 6> steps = {{

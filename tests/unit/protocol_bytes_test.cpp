@@ -17,28 +17,20 @@ namespace {
 
 /// The type of the frame, a colon, and the payload, both in hexadecimal.
 std::string payload_text(const std::vector<std::byte>& frame) {
-    std::string text = fmt::format("{:02x}:", std::to_integer<unsigned>(frame.at(6)));
-    for (std::size_t i = k_header_bytes; i < frame.size(); ++i)
-        text += fmt::format("{:02x}", std::to_integer<unsigned>(frame[i]));
-    return text;
-}
-
-FrameReader::Frame frame_in(const std::vector<std::byte>& bytes) {
-    FrameReader reader;
-    reader.append(bytes);
-    return **reader.next();
+    const std::span bytes(frame);
+    return in_hexadecimal(bytes.subspan(6, 1)) + ':' + in_hexadecimal(bytes.subspan(k_header_bytes));
 }
 
 void check_bytes(const Request& request, const std::string& text) {
     const auto bytes = *encode(request);
     CHECK(payload_text(bytes) == text);
-    CHECK(same(*decode_request(frame_in(bytes)), request));
+    CHECK(same(*decode_request(*frame_in(bytes)), request));
 }
 
 void check_bytes(const Reply& reply, const std::string& text) {
     const auto bytes = *encode(reply);
     CHECK(payload_text(bytes) == text);
-    CHECK(same(*decode_reply(frame_in(bytes)), reply));
+    CHECK(same(*decode_reply(*frame_in(bytes)), reply));
 }
 
 TagReport tag_to_send() {
@@ -195,8 +187,7 @@ std::string defaults_of() {
         } else {
             Writer out;
             out.write(its);
-            std::string hex;
-            for (const auto byte : out.bytes()) hex += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+            const auto hex = in_hexadecimal(out.bytes());
             if (hex.find_first_not_of('0') != std::string::npos)
                 text += fmt::format("{}:{} ", field.k_number, hex);
         }
@@ -367,9 +358,7 @@ TEST_CASE("Protocol: the bytes of each reply", "[protocol]") {
                 "64000c000000080000006500000000000000");
 }
 
-TEST_CASE("Protocol: what stands for a field that is not sent stays as it was, or old and new sides read "
-          "other numbers",
-          "[protocol]") {
+TEST_CASE("Protocol: what stands for an unsent field stays, for old and new to read the same", "[protocol]") {
     CHECK(defaults_of<SleepRequest>() == "1:01 7:3075000000000000 ");
     CHECK(defaults_of<WakeRequest>() == "3:3075000000000000 8:3075000000000000 72:ffffffffffffffff ");
     CHECK(defaults_of<LiveRequest>() == "7:3075000000000000 70:01 71:ffffffffffffffff ");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The protocol: every message survives, nothing damaged does.
+// The protocol: every message survives, nothing damaged does, and reports of many tags reach the command,
+// cut.
 
 #include "protocol/wire.hpp"
-
 #include "random_messages.hpp"
-#include "support/catch.hpp"
+#include "support/result_printing.hpp"
 #include "support/sanitized.hpp"
 
 #include <cmath>
@@ -31,29 +31,21 @@ Result<Reply> decode(const FrameReader::Frame& frame, const Reply&) {
 /// Whether `bytes` give a whole message of this kind.
 template <class Message>
 bool is_accepted(const Bytestring& bytes, const Message& kind) {
-    FrameReader reader;
-    reader.append(bytes);
-    const auto frame = reader.next();
-    return frame && frame->has_value() && decode(**frame, kind);
+    const auto frame = frame_in(bytes);
+    return frame && decode(*frame, kind);
 }
 
 template <class Message>
 void check_round_trip(const Message& message) {
-    const auto bytes = encode(message);
-    REQUIRE(bytes);
+    const auto bytes = need(encode(message));
     FrameReader reader;
-    for (const auto byte : *bytes) { // in the smallest pieces that can arrive
-        const auto early = reader.next();
-        REQUIRE(early);
-        REQUIRE_FALSE(early->has_value());
+    for (const auto byte : bytes) { // in the smallest pieces that can arrive
+        REQUIRE_FALSE(need(reader.next()).has_value());
         reader.append(std::span(&byte, 1));
     }
-    const auto frame = reader.next();
-    REQUIRE(frame);
-    REQUIRE(frame->has_value());
-    const auto decoded = decode(**frame, message);
-    REQUIRE(decoded);
-    CHECK(same(message, *decoded));
+    const auto frame = need(reader.next());
+    REQUIRE(frame.has_value());
+    CHECK(same(message, need(decode(*frame, message))));
 }
 
 template <class Message>
@@ -125,17 +117,14 @@ TEST_CASE("Protocol: frames that arrive together are told apart", "[protocol]") 
     const auto replies = random_replies(7);
     for (const auto& reply : replies) reader.append(*encode(reply));
     for (const auto& reply : replies) {
-        const auto frame = reader.next();
-        REQUIRE(frame);
-        REQUIRE(frame->has_value());
-        CHECK(same(*decode_reply(**frame), reply));
+        const auto frame = need(reader.next());
+        REQUIRE(frame.has_value());
+        CHECK(same(*decode_reply(*frame), reply));
     }
     CHECK_FALSE(reader.next()->has_value());
 }
 
-TEST_CASE(
-    "Protocol: a payload that is cut within a field, or too long, is refused though its checksum is right",
-    "[protocol]") {
+TEST_CASE("Protocol: a payload that is cut in a field, or too long, is refused in any case", "[protocol]") {
     for (const auto& reply : random_replies(11)) {
         const auto frame = *encode(reply);
         const auto type = static_cast<std::uint16_t>(frame[6]);
@@ -145,9 +134,7 @@ TEST_CASE(
         CHECK_FALSE(is_accepted(frame_of(type, payload), reply));
         for (payload.pop_back(); payload.size() >= k_step;) {
             payload.resize(payload.size() - k_step);
-            FrameReader reader;
-            reader.append(frame_of(type, payload));
-            const auto shorter = decode_reply(**reader.next());
+            const auto shorter = decode_reply(*frame_in(frame_of(type, payload)));
             // Between two fields it is cut to a whole message that has less in it.
             if (shorter) REQUIRE(*encode(*shorter) == frame_of(type, payload));
         }
@@ -161,21 +148,13 @@ TEST_CASE("Protocol: what is too long is refused before it has arrived", "[proto
     header.number(std::uint16_t{1});
     header.number(k_max_payload_bytes + 1);
     header.number(std::uint32_t{0});
-    FrameReader reader;
-    reader.append(header.bytes());
-    const auto frame = reader.next();
-    REQUIRE_FALSE(frame);
-    CHECK(frame.error().code == ErrorCode::invalid_argument);
-
+    CHECK(error_of(frame_in(header.bytes())).code == ErrorCode::invalid_argument);
     SleepRequest request;
     request.tags = {std::string(k_max_payload_bytes, 'x')};
-    const auto encoded = encode(Request(request));
-    REQUIRE_FALSE(encoded);
-    CHECK(encoded.error().code == ErrorCode::invalid_argument);
+    CHECK(error_of(encode(Request(request))).code == ErrorCode::invalid_argument);
 }
 
-TEST_CASE("Protocol: lists of more items than a message may have are refused, sent or received",
-          "[protocol]") {
+TEST_CASE("Protocol: lists of more items than a message may have are refused both ways", "[protocol]") {
     SleepRequest request;
     request.tags.resize(k_max_items / 2);
     request.keep.resize(k_max_items / 2);
@@ -187,9 +166,7 @@ TEST_CASE("Protocol: lists of more items than a message may have are refused, se
     CHECK_FALSE(is_accepted(frame_of(2, payload.bytes()), Request()));
 }
 
-TEST_CASE(
-    "Protocol: a message has one form: each field once, in order, whole, and none that is as in a new one",
-    "[protocol]") {
+TEST_CASE("Protocol: a message has one form: its fields once, in order, whole, not as new", "[protocol]") {
     const auto accepts = [](const Bytestring& payload) {
         return is_accepted(frame_of(3, payload), Request());
     };
@@ -206,24 +183,19 @@ TEST_CASE(
     CHECK_FALSE(accepts(field(1, true, {2, 0, 0, 0, 'a'}))); // a text of two bytes in a list of five
 }
 
-TEST_CASE("Protocol: a field that is not known is skipped where it may be, and else refused by its number",
-          "[protocol]") {
+TEST_CASE("Protocol: an unknown field is skipped where it may be, and else refused by number", "[protocol]") {
     const auto decode_with = [](std::uint16_t type, const Bytestring& payload) {
-        FrameReader reader;
-        reader.append(frame_of(type, payload));
-        return decode_request(**reader.next());
+        return decode_request(*frame_in(frame_of(type, payload)));
     };
     const auto dry_run = field(6, true, {1});
     SleepRequest expected;
     expected.dry_run = true;
-    const auto skipped = decode_with(2, dry_run + field(900, false, {1, 2, 3}));
-    REQUIRE(skipped);
-    CHECK(same(*skipped, Request(expected)));
+    const auto skipped = need(decode_with(2, dry_run + field(900, false, {1, 2, 3})));
+    CHECK(same(skipped, Request(expected)));
 
-    const auto refused = decode_with(2, dry_run + field(900, true, {1}));
-    REQUIRE_FALSE(refused);
-    CHECK(refused.error().code == ErrorCode::protocol_mismatch);
-    CHECK(refused.error().message ==
+    const auto refused = error_of(decode_with(2, dry_run + field(900, true, {1})));
+    CHECK(refused.code == ErrorCode::protocol_mismatch);
+    CHECK(refused.message ==
           "the other side is newer: both speak version 8 of the protocol, but it sent something unknown "
           "(field 900 of message 2)");
 
@@ -240,38 +212,29 @@ TEST_CASE("Protocol: a field that is not known is skipped where it may be, and e
         return decode_with(2, field(14, true, bytes_of({static_cast<int>(item.size()), 0, 0, 0}) + item));
     };
     CHECK(in_item(field(900, false, {1})));
-    CHECK(in_item(field(900, true, {1})).error().message.find("(field 900 of field 14 of message 2)") !=
-          std::string::npos);
+    CHECK_THAT(error_of(in_item(field(900, true, {1}))).message,
+               mentions("(field 900 of field 14 of message 2)"));
 }
 
 TEST_CASE("Protocol: a value that is not known is refused, and said with its field", "[protocol]") {
     SleepRequest request;
     request.level = static_cast<Level>(9);
-    FrameReader reader;
-    reader.append(*encode(Request(request)));
-    const auto refused = decode_request(**reader.next());
-    REQUIRE_FALSE(refused);
-    CHECK(refused.error().code == ErrorCode::protocol_mismatch);
-    CHECK(refused.error().message.find("(value 9 of field 1 of message 2)") != std::string::npos);
+    const auto refused = error_of(decode_request(*frame_in(*encode(Request(request)))));
+    CHECK(refused.code == ErrorCode::protocol_mismatch);
+    CHECK_THAT(refused.message, mentions("(value 9 of field 1 of message 2)"));
 }
 
 TEST_CASE("Protocol: another version, another protocol and unknown types are mismatches", "[protocol]") {
     const auto code_of = [](const Bytestring& bytes) {
-        FrameReader reader;
-        reader.append(bytes);
-        const auto frame = reader.next();
-        if (!frame) return frame.error().code;
-        const auto request = decode_request(**frame);
-        return request ? ErrorCode::internal : request.error().code;
+        const auto frame = frame_in(bytes);
+        return frame ? error_of(decode_request(*frame)).code : frame.error().code;
     };
     CHECK(code_of(frame_of(1, {}, k_version + 1)) == ErrorCode::protocol_mismatch);
     CHECK(code_of(frame_of(77, {})) == ErrorCode::protocol_mismatch);
     CHECK(code_of(*encode(Reply(Progress{}))) == ErrorCode::protocol_mismatch);
     CHECK(code_of(Bytestring(100, std::byte{'x'})) == ErrorCode::protocol_mismatch);
 
-    FrameReader reader;
-    reader.append(frame_of(1, {}, 9));
-    CHECK(reader.next().error().message ==
+    CHECK(error_of(frame_in(frame_of(1, {}, 9))).message ==
           "the other side speaks version 9 of the protocol, and this one version 8");
 }
 
@@ -341,16 +304,36 @@ TEST_CASE("Protocol: the example of PROTOCOL.md is what is sent", "[protocol]") 
     request.level = Level::drop;
     request.tags = {"kv_cache"};
     request.dry_run = true;
-    const auto bytes = *encode(Request(request));
-    std::string text;
-    for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
-    CHECK(text == "47534c50"
-                  "0800"
-                  "0200"
-                  "20000000"
-                  "70c45b4c"
-                  "01800100000002"
-                  "02800c00000008000000"
-                  "6b765f6361636865"
-                  "06800100000001");
+    CHECK(in_hexadecimal(*encode(Request(request))) == "47534c50"
+                                                       "0800"
+                                                       "0200"
+                                                       "20000000"
+                                                       "70c45b4c"
+                                                       "01800100000002"
+                                                       "02800c00000008000000"
+                                                       "6b765f6361636865"
+                                                       "06800100000001");
+}
+
+TEST_CASE("Fitting: a report of more tags than a message holds is cut, and says so", "[protocol]") {
+    model::Report report;
+    report.changed = true;
+    report.state = model::State::asleep;
+    report.notes = {"a note"};
+    constexpr std::size_t k_tags = 20'000;
+    report.tags.resize(k_tags);
+    for (auto& row : report.tags) row.tag = std::string(model::k_max_tag_length, 't');
+    CHECK(encode(Reply(report)).error().code == ErrorCode::invalid_argument);
+
+    const auto frame = need(frame_in(need(encode_what_fits(Reply(report)))));
+    const auto told = std::get<Report>(need(decode_reply(frame)));
+    CHECK(told.state == model::State::asleep);
+    CHECK(told.changed);
+    CHECK(told.tags.size() > 1000);
+    REQUIRE(told.notes.size() == 2);
+    CHECK(told.notes[1] ==
+          fmt::format("only {} of 20000 rows of tags are listed: there are too many", told.tags.size()));
+
+    report.tags.resize(10);
+    CHECK(*encode_what_fits(Reply(report)) == *encode(Reply(report)));
 }

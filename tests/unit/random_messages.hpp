@@ -12,6 +12,21 @@
 
 namespace gpu_sleep::test {
 
+/// The first frame in these bytes.
+inline Result<protocol::FrameReader::Frame> frame_in(const std::vector<std::byte>& bytes) {
+    protocol::FrameReader reader;
+    reader.append(bytes);
+    const auto frame = GPU_SLEEP_TRY(reader.next());
+    if (!frame) return make_error(ErrorCode::protocol_mismatch, "it is cut");
+    return *frame;
+}
+
+inline std::string in_hexadecimal(std::span<const std::byte> bytes) {
+    std::string text;
+    for (const auto byte : bytes) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+    return text;
+}
+
 /// Values that are random, valid for their field, and never zero or empty.
 class Dice {
 public:

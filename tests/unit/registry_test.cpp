@@ -4,7 +4,6 @@
 
 #include "registry/registry.hpp"
 
-#include "support/catch.hpp"
 #include "support/child.hpp"
 #include "support/failing_new.hpp"
 

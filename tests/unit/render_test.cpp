@@ -19,7 +19,6 @@ using namespace gpu_sleep::control;
 namespace {
 
 using namespace test;
-using PrintedRow = Printed::Row;
 using Sentences = std::vector<std::string>;
 
 } // namespace
@@ -54,21 +53,10 @@ TEST_CASE("Render: the listing says what is in files", "[render]") {
     const auto listed = [&] { return Printed(render_listing({{sample_process(), report}})); };
     auto printed = listed();
     CHECK(printed.sentences.empty());
-    REQUIRE(printed.rows.size() == 2);
-    CHECK(printed.rows[0] == PrintedRow{{"PID", "4242"},
-                                        {"USER", "root"},
-                                        {"NAME", "llama"},
-                                        {"STATE", "asleep 0 us"},
-                                        {"TAG", "1 tag"},
-                                        {"DEVICE", "1 GPU"},
-                                        {"BYTES", "15.0 GiB"},
-                                        {"WHERE", "host 10.0 GiB, file 5.00 GiB"}});
-    CHECK(printed.rows[1] == PrintedRow{{"STATE", "asleep"},
-                                        {"TAG", "weights"},
-                                        {"DEVICE", "GPU 0"},
-                                        {"BYTES", "15.0 GiB"},
-                                        {"WHERE", "host 10.0 GiB, file 5.00 GiB"},
-                                        {"POLICY", "offload, refillable"}});
+    const std::string holds = "BYTES 15.0 GiB; WHERE host 10.0 GiB, file 5.00 GiB";
+    CHECK(printed.lines ==
+          Sentences{"PID 4242; USER root; NAME llama; STATE asleep 0 us; TAG 1 tag; DEVICE 1 GPU; " + holds,
+                    "STATE asleep; TAG weights; DEVICE GPU 0; " + holds + "; POLICY offload, refillable"});
     report.tags[0].in_files = report.tags[0].kept;
     printed = listed();
     REQUIRE(printed.rows.size() == 2);
@@ -172,7 +160,7 @@ TEST_CASE("Render: a sleep in files names their directories", "[render]") {
     report.directories.emplace_back("/slow\n");
     CHECK(said() == "contents in files in /fast/ann, /slow?" + size);
     report.dry_run = true;
-    CHECK(said().find("in files") == std::string::npos);
+    CHECK_THAT(said(), !mentions("in files"));
 }
 
 TEST_CASE("Render: a sleep of some tags that shuts the gate says what lets the rest work", "[render]") {
@@ -237,12 +225,8 @@ TEST_CASE("Render: a wake names what each device took and got back", "[render]")
     report.devices = {{0, "NVIDIA H200", 15 * k_gib, 15 * k_gib, 0, 115 * k_gib, 100 * k_gib, 140 * k_gib}};
     const Printed printed(render_operation(sample_process(), report));
     CHECK(printed.sentences == Sentences{"4242 llama is awake after 0.31 s:"});
-    REQUIRE(printed.rows.size() == 1);
-    CHECK(printed.rows[0] == PrintedRow{{"DEVICE", "GPU 0 NVIDIA H200"},
-                                        {"TAKEN", "15.0 GiB"},
-                                        {"RESTORED", "15.0 GiB"},
-                                        {"ZEROED", "0 B"},
-                                        {"GPU FREE", "100.0 GiB"}});
+    CHECK(printed.lines == Sentences{"DEVICE GPU 0 NVIDIA H200; TAKEN 15.0 GiB; RESTORED 15.0 GiB; "
+                                     "ZEROED 0 B; GPU FREE 100.0 GiB"});
 }
 
 TEST_CASE("Render: a dry run says what would be", "[render]") {
@@ -253,17 +237,10 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
     CHECK(printed.sentences == Sentences{"4242 llama would sleep at level 1; nothing was changed:",
                                          "would drop with no declared refill: kv_cache",
                                          "a sentence of the agent"});
-    REQUIRE(printed.rows.size() == 2);
-    CHECK(printed.rows[0] == PrintedRow{{"DEVICE", "GPU 0 NVIDIA H200"},
-                                        {"WOULD FREE", "15.0 GiB"},
-                                        {"KEEP", "15.0 GiB"},
-                                        {"DROP", "0 B"},
-                                        {"USED BY ALL", "40.0 GiB"}});
-    CHECK(printed.rows[1] == PrintedRow{{"DEVICE", "GPU 1 NVIDIA H200"},
-                                        {"WOULD FREE", "24.0 GiB"},
-                                        {"KEEP", "0 B"},
-                                        {"DROP", "24.0 GiB"},
-                                        {"USED BY ALL", "-"}});
+    CHECK(printed.lines ==
+          Sentences{
+              "DEVICE GPU 0 NVIDIA H200; WOULD FREE 15.0 GiB; KEEP 15.0 GiB; DROP 0 B; USED BY ALL 40.0 GiB",
+              "DEVICE GPU 1 NVIDIA H200; WOULD FREE 24.0 GiB; KEEP 0 B; DROP 24.0 GiB; USED BY ALL -"});
     refuse(report, "sleeps are inhibited");
     CHECK(Printed(render_operation(sample_process(), report)).sentences.front() ==
           "4242 llama would not sleep at level 1; nothing was changed:");
@@ -360,10 +337,10 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     const auto advice = [](std::string_view program, ErrorCode code) {
         return std::string(advice_from(program, make_error(code, "")));
     };
-    CHECK(advice("gpu-sleep", ErrorCode::out_of_host_memory).find("--level 2") != std::string::npos);
-    CHECK(advice("gpu-wake", ErrorCode::out_of_host_memory).find("--level 2") == std::string::npos);
-    CHECK(advice("gpu-wake", ErrorCode::out_of_device_memory).find("--wait 60s") != std::string::npos);
-    CHECK(advice("gpu-sleep", ErrorCode::out_of_device_memory).find("gpu-wake") == std::string::npos);
+    CHECK_THAT(advice("gpu-sleep", ErrorCode::out_of_host_memory), mentions("--level 2"));
+    CHECK_THAT(advice("gpu-wake", ErrorCode::out_of_host_memory), !mentions("--level 2"));
+    CHECK_THAT(advice("gpu-wake", ErrorCode::out_of_device_memory), mentions("--wait 60s"));
+    CHECK_THAT(advice("gpu-sleep", ErrorCode::out_of_device_memory), !mentions("gpu-wake"));
     const auto error = make_error(ErrorCode::out_of_device_memory, "no");
     const control::Outcome waited{sample_process(), error, model::Operation::wake, true};
     CHECK(render_error("gpu-wake", "wake 1", error, &waited) ==
@@ -371,8 +348,8 @@ TEST_CASE("Render: advice fits the command", "[render]") {
           "  now: free GPU memory, or give gpu-wake --make-room or a longer --wait\n"
           "  next time: start it with gpu-run --share, and it makes room itself\n");
     const Error too_long{ErrorCode::out_of_disk, "the file would be too long", {}, EFBIG};
-    CHECK(advice_from("gpu-sleep", too_long).find("prlimit --fsize") != std::string::npos);
-    CHECK(advice("gpu-sleep", ErrorCode::out_of_disk).find("free disk space") != std::string::npos);
+    CHECK_THAT(advice_from("gpu-sleep", too_long), mentions("prlimit --fsize"));
+    CHECK_THAT(advice("gpu-sleep", ErrorCode::out_of_disk), mentions("free disk space"));
     for (const auto which : {&control::Outcome::by_driver, &control::Outcome::nobody_can_sleep}) {
         auto alone = waited;
         alone.*which = true;
@@ -383,26 +360,26 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     }
     auto by_driver = waited;
     by_driver.by_driver = true;
-    CHECK(advice_from("gpu-sleep-http", error, &by_driver).find("--make-room") == std::string::npos);
+    CHECK_THAT(advice_from("gpu-sleep-http", error, &by_driver), !mentions("--make-room"));
     auto after_others = waited;
     after_others.has_made_room = true;
     CHECK(advice_from("gpu-wake", error, &after_others) ==
           "free GPU memory, or give gpu-wake a longer --wait");
-    CHECK(advice_from("gpu-sleep-http", error, &after_others).find("--make-room") == std::string::npos);
+    CHECK_THAT(advice_from("gpu-sleep-http", error, &after_others), !mentions("--make-room"));
     std::get<Error>(after_others.answer).retry_seconds = 9;
     CHECK(advice_from("gpu-wake", error, &after_others) ==
           "free GPU memory, give gpu-wake a longer --wait, or use gpu-switch 4242");
-    CHECK(advice_from("gpu-sleep-http", error, &waited).find("--make-room") != std::string::npos);
+    CHECK_THAT(advice_from("gpu-sleep-http", error, &waited), mentions("--make-room"));
     CHECK(advice("gpu-sleep-http", error.code) == "free GPU memory, and try again");
-    CHECK(advice("gpu-inhibit", ErrorCode::timed_out).find("--timeout") == std::string::npos);
-    CHECK(advice("gpu-sleep-http", ErrorCode::timed_out).find("--timeout") == std::string::npos);
-    CHECK(advice("gpu-wake", ErrorCode::damaged).find("gpu-sleep PID --tags TAG") != std::string::npos);
+    CHECK_THAT(advice("gpu-inhibit", ErrorCode::timed_out), !mentions("--timeout"));
+    CHECK_THAT(advice("gpu-sleep-http", ErrorCode::timed_out), !mentions("--timeout"));
+    CHECK_THAT(advice("gpu-wake", ErrorCode::damaged), mentions("gpu-sleep PID --tags TAG"));
     for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})
         for (const auto& row : all_errors()) // a directory is the user's to choose
             CHECK(advice(program, row.code).find('/') == std::string::npos);
     for (const auto& row : all_errors())
         if (row.code != ErrorCode::internal && row.code != ErrorCode::out_of_disk)
-            CHECK(advice("gpu-snapshot", row.code).find("gpu-") == std::string::npos);
+            CHECK_THAT(advice("gpu-snapshot", row.code), !mentions("gpu-"));
     CHECK(render_error("gpu-snapshot", "verify x", make_error(ErrorCode::damaged, "no")) ==
           "gpu-snapshot: cannot verify x: no\n");
 }
@@ -412,17 +389,15 @@ TEST_CASE("Render: a wake that waits is listed, and that of a touch is left to i
     status.wakes_waiting = {
         {{"weights"}, false, 12.5, "needs more"}, {{}, false, 3, ""}, {{"x"}, true, 1, ""}};
     const auto text = render_listing({{sample_process(), status}});
-    CHECK(text.find("a wake of weights has waited 12.50 s for GPU memory: needs more\n") !=
-          std::string::npos);
-    CHECK(text.find("a wake of all tags has waited 3.00 s for GPU memory\n") != std::string::npos);
-    CHECK(text.find("of x") == std::string::npos);
+    CHECK_THAT(text, mentions("a wake of weights has waited 12.50 s for GPU memory: needs more\n"));
+    CHECK_THAT(text, mentions("a wake of all tags has waited 3.00 s for GPU memory\n"));
+    CHECK_THAT(text, !mentions("of x"));
     status.wakes_waiting = {{{}, true, 3, "short", 2}, {{"y"}, false, 1, "", 11}};
     const auto lines = render_listing({{sample_process(), status}});
-    CHECK(lines.find("a wake of all tags has waited 3.00 s for room, 2nd in the queue: short\n") !=
-          std::string::npos);
-    CHECK(lines.find("a wake of y has waited 1.00 s for room, 11th in the queue\n") != std::string::npos);
+    CHECK_THAT(lines, mentions("a wake of all tags has waited 3.00 s for room, 2nd in the queue: short\n"));
+    CHECK_THAT(lines, mentions("a wake of y has waited 1.00 s for room, 11th in the queue\n"));
     status.notes = {"it could not wake: short"};
-    CHECK(render_listing({{sample_process(), status}}).find("2nd in the queue\n") != std::string::npos);
+    CHECK_THAT(render_listing({{sample_process(), status}}), mentions("2nd in the queue\n"));
 }
 
 TEST_CASE("Render: a process cannot steer the terminal by what it calls itself, nor add lines", "[render]") {
@@ -480,7 +455,7 @@ TEST_CASE("Progress: the line shows how much of it is done", "[render]") {
     CHECK(progress_line({Phase::transfer, 10 * k_gib, 40 * k_gib}) ==
           "copying [#######-----------------------]  25%  10.0 GiB of 40.0 GiB");
     CHECK(progress_line({Phase::drain, 0, 0}) == "waiting for the GPU's work");
-    CHECK(progress_line({Phase::verify, 2, 1}).find("100%") != std::string::npos);
+    CHECK_THAT(progress_line({Phase::verify, 2, 1}), mentions("100%"));
 }
 
 TEST_CASE("Progress: the line has room in any terminal", "[render]") {

@@ -87,8 +87,7 @@ TEST_CASE("RequestQueue: without a shortage all run in their order", "[request_q
     CHECK(trial.line.is_empty());
 }
 
-TEST_CASE("RequestQueue: a wake that makes room is known until it is gone, and it alone has a place",
-          "[request_queue]") {
+TEST_CASE("RequestQueue: a wake that makes room is known until it is gone, and in line", "[request_queue]") {
     Trial trial;
     CHECK_FALSE(trial.line.makes_room());
     trial.wake("w", Milliseconds(60));
@@ -106,16 +105,14 @@ TEST_CASE("RequestQueue: a wake that makes room is known until it is gone, and i
     CHECK_FALSE(trial.line.makes_room());
 }
 
-TEST_CASE("RequestQueue: where a try is dear it is made less often, and once more before the time is over",
-          "[request_queue]") {
+TEST_CASE("RequestQueue: a dear try is made less often, and once more before the end", "[request_queue]") {
     Trial trial;
     trial.pause = Milliseconds(1'000);
     trial.wake("w", Milliseconds(1'500));
     CHECK(trial.runs({0, 999, 1'000, 1'449, 1'450}) == "w - w - w");
 }
 
-TEST_CASE("RequestQueue: a wake that lacks memory is tried every 50 ms until its time is over",
-          "[request_queue]") {
+TEST_CASE("RequestQueue: a wake that lacks memory is tried each 50 ms until its end", "[request_queue]") {
     Trial trial;
     trial.wake("w", Milliseconds(120));
     CHECK(trial.runs({0, 49}) == "w -");
@@ -164,8 +161,7 @@ TEST_CASE("RequestQueue: a stream of others, and of tries, keeps nobody out", "[
     for (const auto* tag : {"v", "w", "x"}) CHECK(turns[tag] == 10);
 }
 
-TEST_CASE("RequestQueue: those that wait are tried in the order in which they came, round by round",
-          "[request_queue]") {
+TEST_CASE("RequestQueue: those that wait are tried in the order of coming, in rounds", "[request_queue]") {
     Trial trial;
     for (const auto* tag : {"v", "w", "x"}) {
         trial.wake(tag, Milliseconds(60'000));
@@ -179,8 +175,7 @@ TEST_CASE("RequestQueue: those that wait are tried in the order in which they ca
     CHECK(trial.line.is_empty());
 }
 
-TEST_CASE("RequestQueue: who has stood or waited for too long is taken out, with what it lacked",
-          "[request_queue]") {
+TEST_CASE("RequestQueue: who has waited for too long is taken out, with what it lacked", "[request_queue]") {
     Trial trial;
     trial.wake("waits", Milliseconds(500));
     CHECK(trial.run(0) == "waits");

@@ -16,12 +16,12 @@ struct Closed {
     explicit Closed(bool on_overlay = false) {
         if (on_overlay) overlay.emplace(directory.path());
         if (on_overlay && !*overlay) return;
-        contents.add("weights", test::random_bytes(50'000));
+        contents.add("weights", random_bytes(50'000));
         contents.description.owner = on_overlay ? ProcessIdentity{::getpid(), *own_start_time()} : k_nobody;
-        auto made = test::written(directory, contents);
+        auto made = written(directory, contents);
         snapshot.emplace(*std::move(made));
         path = snapshot->file.path();
-        numbers = test::descriptors_in(directory.path());
+        numbers = descriptors_in(directory.path());
         REQUIRE(numbers.size() == 2);
         for (const int number : numbers) ::close(number);
     }
@@ -31,18 +31,17 @@ struct Closed {
         const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
         return reader ? reader->read(contents, small_read()) : reader.error();
     }
-    test::Scratch directory;
-    std::optional<test::Overlay> overlay;
+    Scratch directory;
+    std::optional<Overlay> overlay;
     MemoryContents contents;
     std::optional<Snapshot> snapshot;
     std::filesystem::path path;
     std::vector<int> numbers;
 };
 
-TEST_CASE("Closed descriptors: a snapshot is found again by its name, and others' files are not touched",
-          "[store]") {
+TEST_CASE("Closed descriptors: a snapshot is found by its name; others' files are not touched", "[store]") {
     Closed closed;
-    std::optional<test::Usurper> usurper;
+    std::optional<Usurper> usurper;
     if (GENERATE(false, true)) usurper.emplace(closed.numbers);
     CHECK(SnapshotReader::open(closed.snapshot->file, closed.snapshot->header).error().code ==
           ErrorCode::io_failed);
@@ -51,26 +50,25 @@ TEST_CASE("Closed descriptors: a snapshot is found again by its name, and others
     std::filesystem::current_path("/"); // as daemons do
     CHECK(closed.read());
     CHECK(test::opened(closed.directory)->leftovers()->empty());
-    for (const int number : test::descriptors_in(closed.directory.path())) ::close(number);
+    for (const int number : descriptors_in(closed.directory.path())) ::close(number);
     CHECK(closed.read());
     closed.snapshot.reset();
     std::filesystem::current_path(before);
     CHECK(closed.directory.file_count() == 0);
-    CHECK(test::descriptors_in(closed.directory.path()).empty());
+    CHECK(descriptors_in(closed.directory.path()).empty());
     CHECK((!usurper || usurper->is_unharmed()));
 }
 
 TEST_CASE("Closed descriptors: no lock is left on overlayfs, and the living owner counts", "[store]") {
     Closed closed(true);
-    if (!*closed.overlay) return test::skip("no overlay can be mounted here");
+    if (!*closed.overlay) return skip("no overlay can be mounted here");
     CHECK(test::opened(closed.directory)->remove_leftovers()->empty());
     CHECK(closed.read());
 }
 
-TEST_CASE("Closed descriptors: a file that is let go without having been found is removed, or kept",
-          "[store]") {
+TEST_CASE("Closed descriptors: a file let go without having been found is removed, or kept", "[store]") {
     Closed closed;
-    const test::Usurper usurper(closed.numbers);
+    const Usurper usurper(closed.numbers);
     const bool stays = GENERATE(false, true);
     if (stays) closed.snapshot->file.let_stay();
     closed.snapshot.reset();
@@ -100,8 +98,7 @@ TEST_CASE("Closed descriptors: a snapshot that lost its name as well is missed u
         REQUIRE(::chmod(closed.directory.path().c_str(), 0750) == 0);
     }
     const auto failed = closed.read();
-    REQUIRE_FALSE(failed);
-    CHECK(failed.error().code == wanted);
+    CHECK(error_of(failed).code == wanted);
     CHECK(closed.contents.delivered.empty());
     if (std::filesystem::exists(away)) std::filesystem::rename(away, closed.path);
     REQUIRE(::chmod(closed.path.c_str(), 0600) == 0);
@@ -116,27 +113,26 @@ TEST_CASE("Closed descriptors: nothing is written to what the program opened in 
         explicit Closer(std::filesystem::path directory) : directory_(std::move(directory)) {}
         [[nodiscard]] Result<std::span<const std::byte>> take(const ChunkPlace& place) override {
             if (place.number == 1) {
-                auto numbers = test::descriptors_in(directory_);
+                auto numbers = descriptors_in(directory_);
                 for (const int number : numbers) ::close(number);
-                usurper = std::make_unique<test::Usurper>(std::move(numbers));
+                usurper = std::make_unique<Usurper>(std::move(numbers));
             }
             return std::span<const std::byte>(bytes_).first(place.bytes);
         }
         void release(const ChunkPlace&) noexcept override {}
-        std::unique_ptr<test::Usurper> usurper;
+        std::unique_ptr<Usurper> usurper;
 
     private:
         std::filesystem::path directory_;
-        test::ByteVector bytes_ = test::random_bytes(4 * k_mib);
+        ByteVector bytes_ = random_bytes(4 * k_mib);
     };
-    const test::Scratch directory;
+    const Scratch directory;
     Closer closer(directory.path());
     SnapshotDescription description{{}, {}, k_nobody, ::geteuid(), {{0x7f0000000000, 12 * k_mib, "t", 0}}};
     auto options = small_write();
     options.under_way = 1; // one after the other
-    const auto written = test::write_snapshot(test::opened(directory), description, closer, options);
-    REQUIRE_FALSE(written);
-    CHECK(written.error().code == ErrorCode::io_failed);
+    const auto written = write_snapshot(test::opened(directory), description, closer, options);
+    CHECK(error_of(written).code == ErrorCode::io_failed);
     REQUIRE(closer.usurper);
     CHECK(closer.usurper->is_unharmed());
     CHECK(directory.file_count() == 0);

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Snapshots on disks that are full, at any point.
 
-#include "base/threads.hpp"
 #include "support/small_disk.hpp"
 #include "support/snapshots.hpp"
 #include "unit/arenas.hpp"
@@ -30,15 +29,14 @@ private:
 
 TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "[store]") {
     const Scratch directory;
-    test::SampleContents contents;
+    SampleContents contents;
     const auto queue = open_io_queue();
     REQUIRE(queue);
     for (std::size_t i = 0; i < places_of(contents.description.extents).size(); ++i) {
         const auto disk = std::make_shared<FullDisk>(**queue, i);
         auto options = small_write();
         options.queue = disk;
-        const auto snapshot = test::try_to_write(directory, contents, options);
-        CHECK(snapshot.error().code == ErrorCode::out_of_disk);
+        CHECK(try_to_write(directory, contents, options).error().code == ErrorCode::out_of_disk);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
     }
@@ -46,9 +44,9 @@ TEST_CASE("Snapshots: a disk that is full at any write leaves nothing behind", "
 
 TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than may be taken", "[store]") {
     const SmallDisk disk("size=64m");
-    if (!disk) return test::skip_without_right("mount a file system");
+    if (!disk) return skip_without_right("mount a file system");
     MemoryContents contents;
-    for (int i = 0; i < 4; ++i) contents.add("weights", test::random_bytes(4 * k_mib));
+    for (int i = 0; i < 4; ++i) contents.add("weights", random_bytes(4 * k_mib));
     const auto room = [&] { return *SnapshotDirectory::free_space_in(disk.path()); };
     REQUIRE(room().in_memory);
     const auto whole = room().bytes;
@@ -56,7 +54,7 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     auto options = small_write();
     constexpr Bytes k_reserve = 3 * k_mib;
     std::function<Headroom()> headroom;
-    options.memory.budget = &test::budget_of([&] { return headroom(); }, k_reserve);
+    options.memory.budget = &budget_of([&] { return headroom(); }, k_reserve);
     options.memory.patience = Milliseconds(0);
     Bytes host_memory = 0;
     std::atomic<Bytes> most_used{0};
@@ -66,10 +64,9 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
     };
     SECTION("and fails where that is too little") {
         host_memory = GENERATE(Bytes{0}, 3 * k_mib, 8 * k_mib, 16 * k_mib);
-        const auto failed = test::try_to_write(disk.directory(), contents, options);
-        REQUIRE_FALSE(failed);
-        CHECK(failed.error().code == ErrorCode::out_of_host_memory);
-        CHECK(failed.error().message.find("limited by a test") != std::string::npos);
+        const auto failed = try_to_write(disk.directory(), contents, options);
+        CHECK(error_of(failed).code == ErrorCode::out_of_host_memory);
+        CHECK_THAT(failed.error().message, mentions("limited by a test"));
         CHECK(most_used + k_reserve <= std::max(host_memory, k_reserve));
         CHECK(used() == 0);
     }
@@ -77,22 +74,19 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         options.memory.patience = std::chrono::hours(1);
         std::atomic<int> asked{0};
         headroom = [&] { return Headroom{asked++ % 3 == 2 ? k_gib : 0, "a test"}; };
-        CHECK(test::try_to_write(disk.directory(), contents, options));
+        CHECK(try_to_write(disk.directory(), contents, options));
     }
     SECTION("and waits no longer than its contents come") {
         options.memory.patience = std::chrono::hours(1);
         headroom = [] { return Headroom{0, "a test"}; };
         contents.fails_at = 1;
-        CHECK(test::try_to_write(disk.directory(), contents, options).error().code ==
-              ErrorCode::driver_failed);
+        CHECK(try_to_write(disk.directory(), contents, options).error().code == ErrorCode::driver_failed);
     }
     SECTION("and is written where that is enough") {
         host_memory = 24 * k_mib;
         options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
         const auto written = test::written(disk.directory(), contents, options);
-        const auto reader = SnapshotReader::open(written->file, written->header);
-        REQUIRE(reader);
-        CHECK(reader->read(contents, small_read()));
+        CHECK(need(SnapshotReader::open(written->file, written->header)).read(contents, small_read()));
     }
     CHECK(contents.is_quiet());
     CHECK(disk.directory().file_count() == 0);
@@ -116,18 +110,17 @@ public:
 
 private:
     std::filesystem::path directory_;
-    test::ByteVector chunk_ = test::ByteVector(codec::k_chunk_bytes, std::byte{7});
+    ByteVector chunk_ = ByteVector(codec::k_chunk_bytes, std::byte{7});
 };
 
 TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompressed", "[store]") {
     const Scratch directory;
-    SnapshotDescription description{{}, {}, test::k_nobody, ::geteuid(), {{0x1000, k_gib, "weights", 0}}};
+    SnapshotDescription description{{}, {}, k_nobody, ::geteuid(), {{0x1000, k_gib, "weights", 0}}};
     Watching contents(directory.path());
     Bytes file_bytes = 0;
     Bytes taken_bytes = 0;
     const auto write = [&] {
-        const auto written =
-            test::write_snapshot(test::opened(directory), description, contents, small_write());
+        const auto written = write_snapshot(test::opened(directory), description, contents, small_write());
         if (!written) return;
         file_bytes = written->header.file_bytes;
         struct stat status = {};
@@ -139,8 +132,7 @@ TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompres
         CHECK(contents.most_bytes < 300 * k_mib);
     }
     SECTION("and where there is none, it goes on without") {
-        if (!test::with_failing_calls({{SYS_fallocate, ENOSPC, {}}}, write))
-            return test::skip_without_right("filter its system calls");
+        if (!with_failing_calls({{SYS_fallocate, ENOSPC, {}}}, write)) return;
         CHECK(contents.most_bytes < 50 * k_mib);
     }
     REQUIRE(file_bytes > 0);
@@ -150,33 +142,33 @@ TEST_CASE("Snapshots: room is taken a step ahead, not for all contents uncompres
 
 TEST_CASE("Snapshots: room that cannot be reserved is not needed", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(50'000));
+    MemoryContents contents("weights", random_bytes(50'000));
     const auto opened = test::opened(directory);
     const auto error = static_cast<std::uint32_t>(GENERATE(ENOSPC, EOPNOTSUPP));
     bool is_right = false;
-    const bool was_run = test::with_failing_calls({{SYS_fallocate, error, {}}}, [&] {
-        const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
-        is_right = snapshot && SnapshotReader::open(snapshot->file, snapshot->header);
-    });
-    if (!was_run) return test::skip_without_right("filter its system calls");
+    if (!with_failing_calls({{SYS_fallocate, error, {}}}, [&] {
+            const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
+            is_right = snapshot && SnapshotReader::open(snapshot->file, snapshot->header);
+        }))
+        return;
     CHECK(is_right);
 }
 
 TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") {
     const SmallDisk disk("size=16m");
-    if (!disk) return test::skip_without_right("mount a file system");
-    MemoryContents contents("weights", test::normal_bf16(30'000));
-    contents.add("kv_cache", test::random_bytes(40'000));
+    if (!disk) return skip_without_right("mount a file system");
+    MemoryContents contents("weights", normal_bf16(30'000));
+    contents.add("kv_cache", random_bytes(40'000));
     Bytes needed = 0;
     {
-        const auto whole = test::written(disk.directory(), contents);
+        const auto whole = written(disk.directory(), contents);
         needed = whole->header.file_bytes;
     }
     bool has_failed_at_header = false;
     for (Bytes bytes = k_alignment; bytes <= needed; bytes += k_alignment) {
         INFO(bytes << " of " << needed);
         REQUIRE(disk.resize(bytes));
-        const auto snapshot = test::try_to_write(disk.directory(), contents);
+        const auto snapshot = try_to_write(disk.directory(), contents);
         CHECK(contents.is_quiet());
         if (bytes == needed) {
             REQUIRE(snapshot);
@@ -192,17 +184,16 @@ TEST_CASE("Snapshots: a disk of any size holds a whole one or none", "[store]") 
 
 TEST_CASE("Snapshots: a disk without room for one more file", "[store]") {
     const SmallDisk disk("size=16m,nr_inodes=1"); // its directory's
-    if (!disk) return test::skip_without_right("mount a file system");
-    MemoryContents contents("weights", test::random_bytes(5000));
-    const auto snapshot = test::try_to_write(disk.directory(), contents);
-    CHECK(snapshot.error().code == ErrorCode::out_of_disk);
+    if (!disk) return skip_without_right("mount a file system");
+    MemoryContents contents("weights", random_bytes(5000));
+    CHECK(try_to_write(disk.directory(), contents).error().code == ErrorCode::out_of_disk);
     CHECK(contents.is_quiet());
     CHECK(disk.directory().file_count() == 0);
 }
 
 TEST_CASE("Snapshots: a limit on the length of files is as a full disk, and ends nobody", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(300'000));
+    MemoryContents contents("weights", random_bytes(300'000));
     const auto opened = test::opened(directory);
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -212,7 +203,7 @@ TEST_CASE("Snapshots: a limit on the length of files is as a full disk, and ends
         // As in the agent, where signals are blocked: the one that comes with such a write would end it.
         REQUIRE(::setrlimit(RLIMIT_FSIZE, &short_files) == 0);
         auto thread = start_quiet_thread("writer", [&] {
-            const auto snapshot = test::write_snapshot(opened, contents.description, contents, small_write());
+            const auto snapshot = write_snapshot(opened, contents.description, contents, small_write());
             if (!snapshot) error = snapshot.error();
         });
         if (thread) thread->join();

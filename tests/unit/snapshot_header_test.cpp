@@ -12,12 +12,11 @@ namespace {
 
 using namespace test;
 
-TEST_CASE("Snapshots: JSON that was written by somebody else is refused, in little time and room",
-          "[store]") {
+TEST_CASE("Snapshots: JSON written by somebody else is refused, in little time and room", "[store]") {
     const Scratch directory;
     MemoryContents contents;
-    for (int i = 0; i < 100; ++i) contents.add("weights", test::random_bytes(50));
-    const auto snapshot = test::written(directory, contents);
+    for (int i = 0; i < 100; ++i) contents.add("weights", random_bytes(50));
+    const auto snapshot = written(directory, contents);
     const auto honest = encode_header(snapshot->header);
     const auto forged = [&](std::string json, std::size_t header_bytes) {
         const auto rows = std::as_bytes(std::span(snapshot->header.rows));
@@ -81,11 +80,10 @@ TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever 
         const auto json = nlohmann::ordered_json::parse(text, nullptr, false);
         REQUIRE(json.is_object());
         CHECK(text == "\n" + json.dump(1) + "\n");
-        const auto read = read_json(text);
-        REQUIRE(read);
-        CHECK(make_json(*read, header.file_bytes, header.rows) == text);
-        CHECK(read->owner == header.description.owner);
-        CHECK(read->boot == header.description.boot);
+        const auto read = need(read_json(text));
+        CHECK(make_json(read, header.file_bytes, header.rows) == text);
+        CHECK(read.owner == header.description.owner);
+        CHECK(read.boot == header.description.boot);
         for (std::size_t i = 0; i < text.size(); ++i)
             if (read_json(std::string_view(text).substr(0, i))) FAIL("cut at byte " << i);
     }
@@ -93,9 +91,9 @@ TEST_CASE("Snapshots: the header's JSON is what a library makes of it, whatever 
 
 TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::normal_bf16(100'000));
-    contents.add("kv_cache", test::random_bytes(20'000));
-    const auto snapshot = test::written(directory, contents);
+    MemoryContents contents("weights", normal_bf16(100'000));
+    contents.add("kv_cache", random_bytes(20'000));
+    const auto snapshot = written(directory, contents);
     const auto& honest = snapshot->header;
     const auto refused = [&](const auto& lie) {
         auto header = honest;
@@ -132,27 +130,26 @@ TEST_CASE("Snapshots: a header that lies, with good checksums", "[store]") {
     // A shape that may be, but is not this chunk's, is found by the decoder.
     auto header = honest;
     header.rows[0].shape = {4, 0b1000};
-    auto bytes = test::read_file(snapshot->file.path());
+    auto bytes = read_file(snapshot->file.path());
     const auto encoded = encode_header(header);
     std::copy(encoded.begin(), encoded.end(), bytes.begin());
-    test::write_file(snapshot->file.path(), bytes);
+    write_file(snapshot->file.path(), bytes);
     CHECK(read_all(snapshot->file.path(), contents).error().code == ErrorCode::damaged);
     CHECK(contents.delivered.empty());
 }
 
 TEST_CASE("Snapshots: one that does not say when its machine was started is read, too", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", random_bytes(5000));
     if (GENERATE(true, false)) contents.description.boot.clear(); // as before there was such a member
-    const auto snapshot = test::written(directory, contents);
-    const auto bytes = test::read_file(snapshot->file.path());
+    const auto snapshot = written(directory, contents);
+    const auto bytes = read_file(snapshot->file.path());
     const std::string text(reinterpret_cast<const char*>(bytes.data()), k_alignment);
     const bool says_so = text.find("\"boot\": \"" + boot_id() + "\"") != std::string::npos;
     CHECK(says_so == !contents.description.boot.empty());
-    const auto reader = SnapshotReader::open(snapshot->file.path());
-    REQUIRE(reader);
-    CHECK(reader->header().description.boot == contents.description.boot);
-    CHECK(reader->read(contents, small_read()));
+    const auto reader = need(SnapshotReader::open(snapshot->file.path()));
+    CHECK(reader.header().description.boot == contents.description.boot);
+    CHECK(reader.read(contents, small_read()));
 }
 
 TEST_CASE("Snapshots: one of a later version is refused as such", "[store]") {

@@ -2,7 +2,6 @@
 // Copyright the gpu-sleep authors.
 // Snapshots while memory runs out: every allocation fails once, on whichever thread it is.
 
-#include "store/file_store.hpp"
 #include "support/descriptors.hpp"
 #include "support/failing_new.hpp"
 #include "support/sanitized.hpp"
@@ -20,7 +19,7 @@ class Contents final : public ChunkSource, public ChunkSink {
 public:
     Contents() {
         for (const auto bytes : {200'000, 3000, 70'000}) {
-            bytes_.push_back(test::normal_bf16(static_cast<std::size_t>(bytes)));
+            bytes_.push_back(normal_bf16(static_cast<std::size_t>(bytes)));
             spaces_.emplace_back(bytes_.back().size());
             extents.push_back({0x1000000 * bytes_.size(), bytes_.back().size(), "weights", 0});
         }
@@ -44,8 +43,8 @@ public:
     std::vector<SnapshotExtent> extents;
 
 private:
-    std::vector<test::ByteVector> bytes_;
-    std::vector<test::ByteVector> spaces_;
+    std::vector<ByteVector> bytes_;
+    std::vector<ByteVector> spaces_;
     std::atomic<int> out_{0};
     bool is_right_ = true;
 };
@@ -68,8 +67,8 @@ void for_every_allocation(bool lasting, Body&& body, Check&& check) {
     }
 }
 
-test::WriteOptions write_options(IoKind io) {
-    test::WriteOptions options;
+WriteOptions write_options(IoKind io) {
+    WriteOptions options;
     options.threads = 2;
     options.io = io;
     return options;
@@ -91,18 +90,15 @@ bool is_mapped_for_itself(std::size_t bytes) {
 
 #ifdef GPU_SLEEP_HAVE_MALLINFO
 TEST_CASE("Snapshots: large buffers are not the allocator's, which would keep such for good", "[store]") {
-    if (test::is_sanitized()) return test::skip("a sanitizer has an allocator of its own");
+    if (is_sanitized()) return skip("a sanitizer has an allocator of its own");
     const Scratch directory;
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
     {
-        const auto snapshot = test::write_snapshot(test::opened(directory), description, contents,
-                                                   write_options(IoKind::automatic));
-        REQUIRE(snapshot);
-        const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
-        REQUIRE(reader);
-        CHECK(reader->read(contents, {}));
-        CHECK(SnapshotReader::open(snapshot->file.path()));
+        const auto snapshot = need(
+            write_snapshot(test::opened(directory), description, contents, write_options(IoKind::automatic)));
+        CHECK(need(SnapshotReader::open(snapshot.file, snapshot.header)).read(contents, {}));
+        CHECK(SnapshotReader::open(snapshot.file.path()));
     }
     CHECK(is_mapped_for_itself(3 * k_mib)); // less than any of the buffers
 }
@@ -120,7 +116,7 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends a writing, and
         lasting,
         [&] {
             return guarded([&]() -> Result<void> {
-                const auto snapshot = test::write_snapshot(opened, description, contents, write_options(io));
+                const auto snapshot = write_snapshot(opened, description, contents, write_options(io));
                 if (!snapshot) return snapshot.error();
                 ++written;
                 return {};
@@ -134,25 +130,22 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends a writing, and
     CHECK(written > 0);
 }
 
-TEST_CASE("Snapshots: memory that runs out at any allocation ends a reading, which can be tried again",
-          "[store]") {
+TEST_CASE("Snapshots: memory that runs out anywhere ends a reading, which can be tried again", "[store]") {
     const auto io = GENERATE(IoKind::automatic, IoKind::threads);
     const auto lasting = GENERATE(false, true);
     const auto is_cut = GENERATE(false, true); // errors, too, take memory
     const Scratch directory;
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
-    const auto snapshot =
-        test::write_snapshot(test::opened(directory), description, contents, write_options(io));
+    const auto snapshot = write_snapshot(test::opened(directory), description, contents, write_options(io));
     REQUIRE(snapshot);
     SnapshotReadOptions options;
     options.threads = 2;
     options.io = io;
-    const auto reader = SnapshotReader::open(snapshot->file, snapshot->header);
-    REQUIRE(reader);
+    const auto reader = need(SnapshotReader::open(snapshot->file, snapshot->header));
     if (is_cut) std::filesystem::resize_file(snapshot->file.path(), 4096);
     for_every_allocation(
-        lasting, [&] { return reader->read(contents, options); },
+        lasting, [&] { return reader.read(contents, options); },
         [&](const Result<void>& result) {
             if (is_cut) CHECK_FALSE(result);
             if (!result)
@@ -160,7 +153,7 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends a reading, whi
                        (is_cut && result.error().code == ErrorCode::damaged)));
             CHECK(contents.is_right());
         });
-    if (!is_cut) CHECK(reader->read(contents, options));
+    if (!is_cut) CHECK(reader.read(contents, options));
 }
 
 TEST_CASE("Snapshots: memory that runs out at any allocation ends an opening", "[store]") {
@@ -168,7 +161,7 @@ TEST_CASE("Snapshots: memory that runs out at any allocation ends an opening", "
     Contents contents;
     SnapshotDescription description{{}, {}, {4242, 123456}, ::geteuid(), contents.extents};
     const auto snapshot =
-        test::write_snapshot(test::opened(directory), description, contents, write_options(IoKind::threads));
+        write_snapshot(test::opened(directory), description, contents, write_options(IoKind::threads));
     REQUIRE(snapshot);
     for_every_allocation(
         GENERATE(false, true), [&] { return SnapshotReader::open(snapshot->file, snapshot->header); },
@@ -184,9 +177,8 @@ TEST_CASE("File store: memory that runs out at any allocation leaves a closed pa
         std::make_shared<FileStore>(test::opened(directory), HostBudget::own())->reserve(contents.extents);
     REQUIRE(parcel);
     {
-        const auto put = (*parcel)->put();
-        REQUIRE(put);
-        REQUIRE(encode_all(places_of(contents.extents), contents, *put, {}));
+        const auto put = need((*parcel)->put());
+        REQUIRE(encode_all(places_of(contents.extents), contents, put, {}));
         REQUIRE((*parcel)->flush());
     }
     REQUIRE((*parcel)->keep());
@@ -196,7 +188,7 @@ TEST_CASE("File store: memory that runs out at any allocation leaves a closed pa
         GENERATE(false, true), [&] { return guarded([&] { return (*parcel)->open(); }); },
         [&](const Result<void>& result) {
             if (result) REQUIRE((*parcel)->close());
-            CHECK(test::descriptors_in(directory.path()).empty());
+            CHECK(descriptors_in(directory.path()).empty());
         });
 }
 

@@ -19,7 +19,7 @@ public:
     [[nodiscard]] std::string own() const { return path("own"); }
 
 private:
-    test::Scratch parent_;
+    Scratch parent_;
 };
 
 /// Whether a system call has failed for want of a right.
@@ -35,12 +35,12 @@ bool is_refused_directory(const std::string& path) {
 /// Writes a snapshot and lets it stay.
 bool write_kept(const std::string& directory) {
     ::umask(0); // no umask hides what others may
-    test::MemoryContents contents("weights", test::random_bytes(50'000));
-    test::WriteOptions options;
+    MemoryContents contents("weights", random_bytes(50'000));
+    WriteOptions options;
     options.threads = 1;
     auto opened = SnapshotDirectory::open(directory);
     if (!opened) return false;
-    auto snapshot = test::write_snapshot(*std::move(opened), contents.description, contents, options);
+    auto snapshot = write_snapshot(*std::move(opened), contents.description, contents, options);
     if (!snapshot || !snapshot->file.keep()) return false;
     snapshot->file.let_stay();
     return true;
@@ -49,7 +49,7 @@ bool write_kept(const std::string& directory) {
 } // namespace
 
 TEST_CASE("Other users: they can neither read, list, link, add, rename nor remove what is there", "[store]") {
-    if (::geteuid() != 0) return test::skip_without_right("become other users");
+    if (::geteuid() != 0) return skip_without_right("become other users");
     const CommonPlace place;
     REQUIRE(as_user(k_one_user, [&] { return write_kept(place.own()); }));
     struct stat status = {};
@@ -82,51 +82,34 @@ TEST_CASE("Other users: they can neither read, list, link, add, rename nor remov
 }
 
 TEST_CASE("Other users: what they made beforehand under the directory's name is refused", "[store]") {
-    if (::geteuid() != 0) return test::skip_without_right("become other users");
+    if (::geteuid() != 0) return skip_without_right("become other users");
     const CommonPlace place;
     const auto lair = place.path("lair");
     REQUIRE(as_user(k_other_user, [&] {
         ::umask(0);
         return ::mkdir(lair.c_str(), 0777) == 0;
     }));
-    bool was_made = false;
-    SECTION("a directory of theirs that is open to all") {
-        was_made = as_user(k_other_user, [&] {
-            ::umask(0);
-            return ::mkdir(place.own().c_str(), 0777) == 0;
-        });
-    }
-    SECTION("a private directory of theirs") {
-        was_made = as_user(k_other_user, [&] { return ::mkdir(place.own().c_str(), 0700) == 0; });
-    }
-    SECTION("a link to a directory of theirs") {
-        was_made = as_user(k_other_user, [&] { return ::symlink(lair.c_str(), place.own().c_str()) == 0; });
-    }
-    SECTION("a link to a directory of the user's own") {
-        const auto victim = place.path("victim");
-        REQUIRE(as_user(k_one_user, [&] { return ::mkdir(victim.c_str(), 0700) == 0; }));
-        was_made = as_user(k_other_user, [&] { return ::symlink(victim.c_str(), place.own().c_str()) == 0; });
-    }
-    SECTION("a link to nowhere") {
-        was_made = as_user(
-            k_other_user, [&] { return ::symlink(place.path("nowhere").c_str(), place.own().c_str()) == 0; });
-    }
-    SECTION("a link on the way to it") {
-        const auto victim = place.path("victim");
-        REQUIRE(as_user(k_one_user, [&] { return ::mkdir(victim.c_str(), 0700) == 0; }));
-        was_made = as_user(k_other_user, [&] { return ::symlink(victim.c_str(), place.own().c_str()) == 0; });
-        const auto way = place.path("own/new");
+    const auto victim = place.path("victim"); // the user's own
+    REQUIRE(as_user(k_one_user, [&] { return ::mkdir(victim.c_str(), 0700) == 0; }));
+    const std::string what = GENERATE("an open directory", "a private directory", "a link to lair",
+                                      "a link to nowhere", "a link to victim", "a file");
+    INFO(what);
+    REQUIRE(as_user(k_other_user, [&] {
+        ::umask(0);
+        if (what == "a file") return ::open(place.own().c_str(), O_CREAT, 0666) >= 0;
+        if (what.ends_with("directory"))
+            return ::mkdir(place.own().c_str(), what == "an open directory" ? 0777 : 0700) == 0;
+        return ::symlink(place.path(&what[what.rfind(' ') + 1]).c_str(), place.own().c_str()) == 0;
+    }));
+    if (what == "a link to victim") {
+        const auto way = place.path("own/new"); // it is on the way
         CHECK(as_user(k_one_user, [&] { return is_refused_directory(way); }));
         CHECK(is_refused_directory(way));
         CHECK(SnapshotDirectory::free_space_in(way).error().code == ErrorCode::not_permitted);
         CHECK(std::filesystem::is_empty(victim));
-        test::write_file(victim + "/new", {});
+        write_file(victim + "/new", {});
         CHECK(open_snapshot(way).error().code == ErrorCode::not_permitted);
     }
-    SECTION("a file") {
-        was_made = as_user(k_other_user, [&] { return ::open(place.own().c_str(), O_CREAT, 0666) >= 0; });
-    }
-    REQUIRE(was_made);
     CHECK(as_user(k_one_user, [&] { return is_refused_directory(place.own()); }));
     CHECK(as_user(k_one_user, [&] { return is_refused_directory(place.own() + "/"); }));
     CHECK(is_refused_directory(place.own())); // by root as well
@@ -135,12 +118,12 @@ TEST_CASE("Other users: what they made beforehand under the directory's name is 
 }
 
 TEST_CASE("Other users: names that they made in a directory while it was open are not used", "[store]") {
-    if (::geteuid() != 0) return test::skip_without_right("become other users");
+    if (::geteuid() != 0) return skip_without_right("become other users");
     const CommonPlace place;
     const auto victim = place.path("victim");
     REQUIRE(as_user(k_one_user, [&] {
         ::umask(0);
-        test::write_file(victim, test::random_bytes(100));
+        write_file(victim, random_bytes(100));
         return ::mkdir(place.own().c_str(), 0777) == 0;
     }));
     CHECK(as_user(k_one_user, [&] { return is_refused_directory(place.own()); }));
@@ -161,9 +144,9 @@ TEST_CASE("Other users: names that they made in a directory while it was open ar
         return is_made;
     }));
     REQUIRE(::chmod(place.own().c_str(), 0700) == 0);
-    const auto before = test::read_file(victim);
+    const auto before = read_file(victim);
     CHECK(as_user(k_one_user, [&] { return write_kept(place.own()); }));
-    CHECK(test::read_file(victim) == before);
+    CHECK(read_file(victim) == before);
     int made = 0;
     for (const auto& entry : std::filesystem::directory_iterator(place.own())) {
         struct stat status = {};
@@ -177,7 +160,7 @@ TEST_CASE("Other users: names that they made in a directory while it was open ar
 }
 
 TEST_CASE("Other users: their files are no snapshots to this one", "[store]") {
-    if (::geteuid() != 0) return test::skip_without_right("become other users");
+    if (::geteuid() != 0) return skip_without_right("become other users");
     const CommonPlace place;
     REQUIRE(as_user(k_other_user, [&] { return write_kept(place.own()); }));
     const auto file = std::filesystem::directory_iterator(place.own())->path();

@@ -9,61 +9,55 @@ namespace {
 
 using namespace test;
 
-TEST_CASE("Snapshots: what was written is read, by both kinds of queues, past the page cache or not",
-          "[store]") {
+TEST_CASE("Snapshots: what was written is read, by both queues, past the page cache or not", "[store]") {
     const auto io = GENERATE(IoKind::automatic, IoKind::threads);
     const auto direct = GENERATE(true, false);
     const Scratch directory;
-    test::SampleContents contents;
+    SampleContents contents;
     auto options = small_write(io);
     options.direct = direct;
-    const auto snapshot = test::written(directory, contents, options);
+    const auto snapshot = written(directory, contents, options);
     CHECK(contents.is_quiet());
     CHECK(contents.most_out <= 6);
     const bool by_name = GENERATE(true, false);
-    const auto reader = by_name ? SnapshotReader::open(snapshot->file.path())
-                                : SnapshotReader::open(snapshot->file, snapshot->header);
-    REQUIRE(reader);
-    CHECK(reader->header().description == snapshot->header.description);
-    CHECK(reader->header().description.extents == contents.description.extents);
+    const auto reader = need(by_name ? SnapshotReader::open(snapshot->file.path())
+                                     : SnapshotReader::open(snapshot->file, snapshot->header));
+    CHECK(reader.header().description == snapshot->header.description);
+    CHECK(reader.header().description.extents == contents.description.extents);
     contents.most_out = 0;
-    REQUIRE(reader->read(contents, small_read(io)));
-    CHECK(contents.delivered.size() == reader->header().rows.size());
+    REQUIRE(reader.read(contents, small_read(io)));
+    CHECK(contents.delivered.size() == reader.header().rows.size());
     CHECK(contents.most_out <= 6);
-    CHECK(reader->header().file_bytes < contents.description.content_bytes() * 3 / 4);
+    CHECK(reader.header().file_bytes < contents.description.content_bytes() * 3 / 4);
 }
 
 TEST_CASE("Snapshots: single extents, and those that are not there", "[store]") {
     const Scratch directory;
-    test::SampleContents contents;
-    const auto snapshot = test::written(directory, contents);
-    const auto reader = SnapshotReader::open(snapshot->file.path());
-    REQUIRE(reader);
+    SampleContents contents;
+    const auto snapshot = written(directory, contents);
+    const auto reader = need(SnapshotReader::open(snapshot->file.path()));
     auto options = small_read();
     options.extents = {3, 1};
-    REQUIRE(reader->read(contents, options));
+    REQUIRE(reader.read(contents, options));
     CHECK(contents.delivered == std::vector<std::size_t>{2, 3, 5});
     options.extents = {6};
-    CHECK(reader->read(contents, options).error().code == ErrorCode::invalid_argument);
+    CHECK(reader.read(contents, options).error().code == ErrorCode::invalid_argument);
 }
 
 TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(5000));
+    MemoryContents contents("weights", random_bytes(5000));
     std::filesystem::path kept;
     {
-        auto snapshot = test::written(directory, contents);
+        auto snapshot = written(directory, contents);
         struct stat status = {};
         REQUIRE(::stat(snapshot->file.path().c_str(), &status) == 0);
         CHECK((status.st_mode & 07777) == 0600);
         CHECK(snapshot->file.name().kind == SnapshotName::Kind::sleeping);
         CHECK(directory.file_count() == 1);
-        auto other = test::written(directory, contents);
+        auto other = written(directory, contents);
         REQUIRE(other->file.keep());
-        {
-            auto given_up = test::written(directory, contents);
-            REQUIRE(given_up->file.keep());
-        }
+        { REQUIRE(written(directory, contents)->file.keep()); }
         CHECK(directory.file_count() == 2);
         CHECK(other->file.name().kind == SnapshotName::Kind::kept);
         kept = other->file.path();
@@ -71,15 +65,15 @@ TEST_CASE("Snapshots: files are private, and go with their owner unless kept", "
     }
     CHECK(directory.file_count() == 1);
     CHECK(SnapshotReader::open(kept));
-    CHECK(test::opened(directory)->leftovers()->empty());
+    CHECK(opened(directory)->leftovers()->empty());
 }
 
 TEST_CASE("Snapshots: a small bound for buffers still works, one chunk at a time", "[store]") {
     const Scratch directory;
-    test::SampleContents contents;
+    SampleContents contents;
     auto options = small_write();
     options.buffer_bytes = k_mib;
-    const auto snapshot = test::written(directory, contents, options);
+    const auto snapshot = written(directory, contents, options);
     CHECK(contents.most_out == 1);
     auto reading = small_read();
     reading.buffer_bytes = k_mib;
@@ -91,23 +85,21 @@ TEST_CASE("Snapshots: a small bound for buffers still works, one chunk at a time
 TEST_CASE("Snapshots: without extents", "[store]") {
     const Scratch directory;
     MemoryContents contents;
-    const auto snapshot = test::written(directory, contents);
-    CHECK(read_all(snapshot->file.path(), contents));
+    CHECK(read_all(written(directory, contents)->file.path(), contents));
 }
 
 TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
     const Scratch directory;
-    test::SampleContents contents;
+    SampleContents contents;
     const auto count = places_of(contents.description.extents).size();
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
-        const auto snapshot = test::try_to_write(directory, contents);
-        CHECK(snapshot.error().code == ErrorCode::driver_failed);
+        CHECK(try_to_write(directory, contents).error().code == ErrorCode::driver_failed);
         CHECK(contents.is_quiet());
         CHECK(directory.file_count() == 0);
     }
     contents.fails_at = SIZE_MAX;
-    const auto snapshot = test::written(directory, contents);
+    const auto snapshot = written(directory, contents);
     for (std::size_t i = 0; i < count; ++i) {
         contents.fails_at = i;
         CHECK(read_all(snapshot->file.path(), contents).error().code == ErrorCode::driver_failed);
@@ -116,9 +108,9 @@ TEST_CASE("Snapshots: a source or a sink that fails at any chunk", "[store]") {
 
 TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::normal_bf16(100'000));
-    contents.add("kv_cache", test::random_bytes(100'000));
-    auto snapshot = test::written(directory, contents);
+    MemoryContents contents("weights", normal_bf16(100'000));
+    contents.add("kv_cache", random_bytes(100'000));
+    auto snapshot = written(directory, contents);
     const auto path = snapshot->file.path();
     const auto size = std::filesystem::file_size(path);
     std::filesystem::resize_file(path, size + 4096);
@@ -132,16 +124,16 @@ TEST_CASE("Snapshots: one that is cut at any 4 KiB, or longer, is refused", "[st
 
 TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, is found", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::normal_bf16(100'000));
-    contents.add("kv_cache", test::random_bytes(20'000));
-    auto snapshot = test::written(directory, contents);
+    MemoryContents contents("weights", normal_bf16(100'000));
+    contents.add("kv_cache", random_bytes(20'000));
+    auto snapshot = written(directory, contents);
     const auto path = snapshot->file.path();
-    auto bytes = test::read_file(path);
+    auto bytes = read_file(path);
     REQUIRE(read_all(path, contents));
     for (std::size_t i = 0; i < bytes.size(); i += i < 1500 ? 1 : 499) {
         const auto bit = static_cast<std::byte>(1 << i % 8);
         bytes[i] ^= bit;
-        test::write_file(path, bytes);
+        write_file(path, bytes);
         const auto result = read_all(path, contents);
         if (result || result.error().code != ErrorCode::damaged) FAIL("flipped in byte " << i);
         CHECK(contents.delivered.size() < 2);
@@ -151,11 +143,11 @@ TEST_CASE("Snapshots: a flipped bit anywhere in the header, and in every block, 
 
 TEST_CASE("Snapshots: one that is held open is read whatever became of its name", "[store]") {
     const Scratch directory;
-    test::SampleContents contents;
+    SampleContents contents;
     auto options = small_write();
     options.direct = GENERATE(true, false);
-    auto one = test::written(directory, contents, options);
-    auto other = test::written(directory, contents, options);
+    auto one = written(directory, contents, options);
+    auto other = written(directory, contents, options);
     const auto path = one->file.path();
     SECTION("renamed") {
         std::filesystem::rename(path, path.string() + ".away");
@@ -172,10 +164,9 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
     }
     const bool has_name = std::filesystem::exists(path);
     {
-        const auto reader = SnapshotReader::open(one->file, one->header);
-        REQUIRE(reader);
-        REQUIRE(reader->read(contents, small_read()));
-        CHECK(contents.delivered.size() == reader->header().rows.size());
+        const auto reader = need(SnapshotReader::open(one->file, one->header));
+        REQUIRE(reader.read(contents, small_read()));
+        CHECK(contents.delivered.size() == reader.header().rows.size());
     }
     one = make_error(ErrorCode::internal, "gone"); // removes only what it made
     CHECK(std::filesystem::exists(path) == has_name);
@@ -183,12 +174,11 @@ TEST_CASE("Snapshots: one that is held open is read whatever became of its name"
 
 TEST_CASE("Snapshots: another one that was written over it is noticed", "[store]") {
     const Scratch directory;
-    MemoryContents contents("weights", test::random_bytes(5000));
-    const auto one = test::written(directory, contents);
-    const auto other = test::written(directory, contents);
-    test::write_file(one->file.path(), test::read_file(other->file.path()));
-    const auto reader = SnapshotReader::open(one->file, one->header);
-    CHECK(reader.error().code == ErrorCode::damaged);
+    MemoryContents contents("weights", random_bytes(5000));
+    const auto one = written(directory, contents);
+    const auto other = written(directory, contents);
+    write_file(one->file.path(), read_file(other->file.path()));
+    CHECK(SnapshotReader::open(one->file, one->header).error().code == ErrorCode::damaged);
 }
 
 } // namespace

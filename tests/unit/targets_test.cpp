@@ -10,12 +10,11 @@ using namespace std::string_literals;
 namespace fs = std::filesystem;
 
 TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
-    const test::ProcTree tree;
+    const AgentTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20, .parent = 10});
     tree.add({.pid = 10, .parent = 1});
     tree.add({.pid = 30, .parent = 1});
-    const auto agent = add_agent(tree);
     for (const auto& text : {std::to_string(::getpid()), "20"s, "10"s, "llama"s}) {
         auto finder = finder_of(tree);
         const auto targets = test::need(find_targets(finder, text));
@@ -32,7 +31,7 @@ TEST_CASE("Targets: a pid, a parent without an agent, a name", "[find]") {
 }
 
 TEST_CASE("Targets: a program's or a script's name, where nobody was given it", "[find]") {
-    const test::ProcTree tree;
+    const AgentTree tree;
     tree.add({.pid = ::getpid(), .start_time = 99, .arguments = "/usr/bin/python3\0/srv/train.py\0"s});
     tree.add({.pid = 20, .arguments = "python3\0serve.py\0"s});
     tree.write("proc/20/environ", "SLURM_JOB_ID=471\0JPY_SESSION_NAME=work/a.ipynb\0"s);
@@ -41,7 +40,6 @@ TEST_CASE("Targets: a program's or a script's name, where nobody was given it", 
     tree.add({.pid = 31, .parent = 30, .arguments = "bash\0serve.py\0"s});
     tree.add({.pid = 40, .arguments = "perl\0llama\0"s});
     tree.add({.pid = 50, .arguments = "julia\0"s});
-    const auto agent = add_agent(tree);
     for (const auto* const text : {"train.py", "python3", "python3 train.py", "llama"}) {
         auto finder = finder_of(tree);
         const auto targets = test::need(find_targets(finder, text));
@@ -92,10 +90,9 @@ TEST_CASE("Targets: who mistypes a name, or names a user, is told what may be me
 }
 
 TEST_CASE("Targets: the first process of a namespace stands for nobody, unless a tree is meant", "[find]") {
-    const test::ProcTree tree;
+    const AgentTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20, .inner_pid = 1});
-    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     CHECK(code_of(find_targets(finder, "20")) == ErrorCode::no_agent);
     REQUIRE(find_tree(finder, "20"));
@@ -103,14 +100,12 @@ TEST_CASE("Targets: the first process of a namespace stands for nobody, unless a
     CHECK(code_of(find_tree(finder, "21")) == ErrorCode::no_process);
 }
 
-TEST_CASE("Targets: a tree is a process and its descendants, and a name's are those of all that have it",
-          "[find]") {
-    const test::ProcTree tree;
+TEST_CASE("Targets: a tree is a process and its descendants; a name's are those of all with it", "[find]") {
+    const AgentTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20});
     tree.add({.pid = 30, .parent = ::getpid()});
     tree.write(fmt::format("proc/{}/environ", ::getpid()), "SLURM_JOB_ID=471\0"s);
-    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
         const auto found = test::need(find_tree(finder, text));
@@ -121,13 +116,11 @@ TEST_CASE("Targets: a tree is a process and its descendants, and a name's are th
     CHECK(code_of(find_tree(finder, "lama")) == ErrorCode::no_process);
 }
 
-TEST_CASE("Targets: a tree of a script is what its launcher has started, which itself uses no CUDA",
-          "[find]") {
-    const test::ProcTree tree;
+TEST_CASE("Targets: a tree of a script is what its launcher started, which uses no CUDA itself", "[find]") {
+    const AgentTree tree;
     const auto launched = GENERATE("python3\0train.py\0"s, "python3\0-c\0from multiprocessing\0"s);
     tree.add({.pid = 20, .arguments = "python3\0train.py\0"s});
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99, .arguments = launched});
-    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     {
         const auto found = test::need(find_tree(finder, "train.py"));
@@ -144,13 +137,12 @@ TEST_CASE("Targets: a tree of a script is what its launcher has started, which i
 }
 
 TEST_CASE("Targets: a member that shows an agent and cannot be asked is not left out of a tree", "[find]") {
-    const test::ProcTree tree;
+    const AgentTree tree;
     tree.add({.pid = 20});
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 30, .parent = 20});
     fs::remove(tree.proc() / "30/root");
     fs::create_symlink(tree.proc() / "30/root", tree.proc() / "30/root"); // nobody can open it
-    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     CHECK(find_tree(finder, "20")->unreached.empty());
     tree.write("proc/30/task/30/comm", "gpu-sleep-ctl\n");
@@ -185,10 +177,9 @@ TEST_CASE("Targets: who belongs to a tree or a group and is new there is found",
 }
 
 TEST_CASE("Targets: those of one user alone are looked for, where one is named", "[find]") {
-    const test::ProcTree tree;
+    const AgentTree tree;
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20});
-    const auto agent = add_agent(tree);
     auto finder = finder_of(tree);
     const auto own = ::geteuid();
     for (const auto& text : {std::to_string(::getpid()), "20"s, "llama"s}) {
@@ -199,8 +190,7 @@ TEST_CASE("Targets: those of one user alone are looked for, where one is named",
     CHECK(find_all(finder, own + 1)->reached.empty());
 }
 
-TEST_CASE("Targets: of a process that does not say its name, the environment says it, or nothing does",
-          "[find]") {
+TEST_CASE("Targets: where a process does not say its name, its environment does, or nothing", "[find]") {
     constexpr Milliseconds k_short{50};
     constexpr Milliseconds k_answered{30'000}; // as long as a busy machine may need
     const OwnTree tree;
@@ -230,7 +220,7 @@ TEST_CASE("Targets: of a process that does not say its name, the environment say
         REQUIRE(targets.unreached.size() == 1);
         CHECK(targets.unreached.front().process.pid == ::getpid());
         CHECK(exit_status_of(targets.unreached.front()) == exit_status::timed_out);
-        CHECK(std::get<Error>(targets.unreached.front().answer).message.find("'llama'") != std::string::npos);
+        CHECK_THAT(std::get<Error>(targets.unreached.front().answer).message, test::mentions("'llama'"));
     }
     SECTION("it has another name, or none") {
         const auto text = GENERATE(""s, "GPU_SLEEP_NAME=lama\0"s);

@@ -59,8 +59,7 @@ TEST_CASE("Text: what is not shown, or turns the direction of text, is replaced 
         }
 }
 
-TEST_CASE("Text: bytes that are not UTF-8 are replaced, each by a mark, and what follows them stays",
-          "[text]") {
+TEST_CASE("Text: bytes that are not UTF-8 are replaced, each by a mark; what follows stays", "[text]") {
     CHECK(printable("\xFF\xC3") == "??");
     CHECK(printable("\xC3(") == "?(");
     CHECK(printable("\xE2\x82") == "??");

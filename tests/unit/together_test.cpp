@@ -164,8 +164,7 @@ TEST_CASE("Together: nothing is let through for a member that does not wait for 
     scene.say(1, Phase::callbacks);
     CHECK(scene.after(Milliseconds(10'000)).empty());
     const auto wakes = GENERATE(false, true);
-    auto other = Scene::begun(1, !wakes);
-    CHECK(other.after(Milliseconds(10'000)).empty() == wakes);
+    CHECK(Scene::begun(1, !wakes).after(Milliseconds(10'000)).empty() == wakes);
 }
 
 TEST_CASE("Together: those that wait hear that the command lives", "[together]") {

@@ -49,8 +49,7 @@ constexpr Part k_others{"other", true, false};
 
 } // namespace
 
-TEST_CASE("Touch rule: a checked gate is the operator's choice, or of a program that parted what sleeps",
-          "[touch_rule]") {
+TEST_CASE("Touch rule: a checked gate is the operator's choice, or a parting program's", "[touch_rule]") {
     struct Case {
         const char* what;
         Parts parts;
@@ -124,8 +123,7 @@ TEST_CASE("Touch rule: a sleep is heard until all is awake, and then the environ
           TouchRule{OnTouch::wait, std::nullopt, std::nullopt, true});
 }
 
-TEST_CASE("Touch rule: who takes the memory of a paused process without being asked does not end the pause",
-          "[touch_rule]") {
+TEST_CASE("Touch rule: who takes a paused process's memory unasked does not end the pause", "[touch_rule]") {
     const TouchRule now{OnTouch::wait, std::nullopt, std::nullopt};
     const auto after = [&](const model::SleepRequest& request, agent::Before before) {
         return agent::touch_rule_after(now, TouchRule(), request, before).on_touch;

@@ -25,8 +25,7 @@ std::string found(std::string_view mappings) {
 
 } // namespace
 
-TEST_CASE("Unseen libraries: each of the table is known by its file's name, up to the version",
-          "[unseen_libraries]") {
+TEST_CASE("Unseen libraries: each of the table is known by its name without version", "[unseen_libraries]") {
     const auto [name, use] = GENERATE(table<std::string, std::string>({
         {"libnvcuvid.so.580.159.04", "video decoding"},
         {"libvdpau_nvidia.so.1", "video decoding"},
@@ -74,8 +73,7 @@ TEST_CASE("Unseen libraries: what every CUDA program loads is none", "[unseen_li
     }
 }
 
-TEST_CASE("Unseen libraries: a mapped buffer of GPUDirect Storage counts, the library alone does not",
-          "[unseen_libraries]") {
+TEST_CASE("Unseen libraries: GPUDirect Storage counts by its mapped buffer alone", "[unseen_libraries]") {
     CHECK(found(mapped("/usr/lib/libcufile.so.0") + mapped("/dev/nvidia-fs3", "rw-s")) ==
           "GPUDirect Storage (nvidia-fs3)");
 }
@@ -98,8 +96,7 @@ TEST_CASE("Unseen libraries: each is listed once, by what it is for", "[unseen_l
     CHECK(found(many).ends_with("libnvcuvid.so.11) and others"));
 }
 
-TEST_CASE("Unseen libraries: a second CUDA driver is one, and a second mapping of the same is none",
-          "[unseen_libraries]") {
+TEST_CASE("Unseen libraries: a second CUDA driver is one, a second mapping is none", "[unseen_libraries]") {
     const auto driver = [](std::string_view at, std::string_view offset, std::string_view permissions,
                            std::string_view file = "/usr/lib/libcuda.so.580.159.04") {
         return fmt::format("{}000-{}fff {} {} 08:01 2752681  {}\n", at, at, permissions, offset, file);

@@ -3,7 +3,6 @@
 """What examples/trainer.py needs of PyTorch besides tags: memory where PyTorch would take it, and no arithmetic."""
 
 import contextlib
-import ctypes
 import sys
 import types
 
@@ -75,12 +74,6 @@ class Cache(Tensor):
         self.fill_(7)
 
 
-def mem_get_info():
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    torch_stand_in.driver_says(torch_stand_in.driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
-    return free.value, total.value
-
-
 def install():
     torch_stand_in.install()
     torch = sys.modules["torch"]
@@ -88,4 +81,4 @@ def install():
     torch.optim = types.SimpleNamespace(Adam=Adam)
     torch.no_grad = contextlib.nullcontext
     torch.randn = torch.zeros = lambda *shape, device: Cache()
-    torch.cuda.mem_get_info = mem_get_info
+    torch.cuda.mem_get_info = torch_stand_in.memory_info

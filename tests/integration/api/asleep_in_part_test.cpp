@@ -59,19 +59,17 @@ struct Touches {
 
 } // namespace
 
-TEST_CASE_METHOD(Gpu, "Asleep in part: a callback is refused memory that sleeps besides, and goes on",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Asleep in part: a callback is refused memory that sleeps too, and goes on", "[api]") {
     const TaggedMemory weights("weights", k_bytes);
     const TaggedMemory cache("kv_cache", k_bytes);
     const auto words = random_words(k_bytes, 1);
     weights.write(words);
     const Touches gpu_work;
     int calls = 0, touches = 0, writes = 0;
-    const auto both = [&](const gpu_sleep_event*) {
+    const auto both = [&] {
         ++calls;
         touches += static_cast<int>(gpu_work.touches(weights.address()));
         writes += static_cast<int>(gpu_work.writes(cache.address()));
-        return 0;
     };
     sim_reset_counts();
     sleep("weights");
@@ -88,15 +86,14 @@ TEST_CASE_METHOD(Gpu, "Asleep in part: a callback is refused memory that sleeps 
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
-TEST_CASE_METHOD(Gpu, "Asleep in part: what a callback does with a handle loses no contents that sleep",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Asleep in part: what a callback does with a handle loses no contents", "[api]") {
     const Mapped weights("weights");
     const TaggedMemory cache("kv_cache", k_bytes);
     const auto second = sim::testing::reserve(k_bytes);
     std::vector<CUresult> answers;
     sleep("weights");
     {
-        const Callbacks callbacks([&](const gpu_sleep_event*) {
+        const Callbacks callbacks([&] {
             int descriptor = -1;
             answers = {cuMemExportToShareableHandle(&descriptor, weights.handle(),
                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
@@ -105,7 +102,6 @@ TEST_CASE_METHOD(Gpu, "Asleep in part: what a callback does with a handle loses 
                                                      CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
                        sim::testing::grant(weights.address(), k_bytes, 1),
                        cuMemUnmap(weights.address(), k_bytes)};
-            return 0;
         });
         sleep("kv_cache");
     }
@@ -119,8 +115,7 @@ TEST_CASE_METHOD(Gpu, "Asleep in part: what a callback does with a handle loses 
     check(cuMemAddressFree(second, k_bytes));
 }
 
-TEST_CASE_METHOD(Gpu, "Asleep in part: a wake lets work through that a thread in the driver waits for",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Asleep in part: a wake lets through what a thread in the driver waits for", "[api]") {
     const TaggedMemory weights("weights", k_bytes);
     const TaggedMemory cache("kv_cache", k_bytes);
     const Touches gpu_work;
@@ -151,9 +146,7 @@ TEST_CASE_METHOD(Gpu, "Asleep in part: a wake lets work through that a thread in
     check(cuStreamDestroy(stream));
 }
 
-TEST_CASE_METHOD(
-    Gpu, "Asleep in part: a checked gate lets a program map memory of its own, and move nothing that sleeps",
-    "[api]") {
+TEST_CASE_METHOD(Gpu, "Asleep in part: a checked gate lets a program map its own memory alone", "[api]") {
     const Mapped weights("weights");
     const Mapped cache("kv_cache");
     const auto second = sim::testing::reserve(k_bytes);

@@ -4,7 +4,6 @@
 // sleeps is said to.
 
 #include "callbacks.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep::test;
@@ -122,8 +121,7 @@ TEST_CASE("Capture in part: a fork of the capture is recorded too, and no other 
     check(cuStreamDestroy(other));
 }
 
-TEST_CASE("Capture in part: a sleep says what a capture waits for, at once, and goes on once that is awake",
-          "[api]") {
+TEST_CASE("Capture in part: a sleep says at once what a capture waits for, and goes on afterwards", "[api]") {
     const Capturing memory;
     REQUIRE(command("gpu-sleep", {"--tags", "kv_cache", "--gate", "checked"}) == 0);
     auto capture = std::async(std::launch::async, [&] {
@@ -137,7 +135,7 @@ TEST_CASE("Capture in part: a sleep says what a capture waits for, at once, and 
     CHECK(Clock::now() - start < Milliseconds(10'000));
     const std::string message = gpu_sleep_last_error();
     INFO(message);
-    CHECK(message.find("waits for kv_cache, which sleeps: wake it first") != std::string::npos);
+    CHECK_THAT(message, mentions("waits for kv_cache, which sleeps: wake it first"));
     wake("kv_cache");
     REQUIRE(ends(capture));
     auto* const graph = capture.get();

@@ -52,7 +52,6 @@ TEST_CASE("Enlisting: who works for a callback uses the GPU while everybody else
             }));
         for (auto& worker : workers) all_worked = all_worked && ends(worker) && worker.get();
         stranger_waited = waits(stranger);
-        return 0;
     });
     cycle();
     CHECK(all_worked);
@@ -77,11 +76,10 @@ TEST_CASE("Enlisting: it ends with the callback, and so does its event", "[api]"
         });
         return has_worked.get_future().get() ? 0 : 1;
     });
-    const Callbacks second({}, [&](const gpu_sleep_event*) {
+    const Callbacks second({}, [&] {
         late = gpu_sleep_enlist(stale);
         first_is_over.set_value();
         worker_waited = waits(worker);
-        return 0;
     });
     cycle();
     CHECK(worker.get());
@@ -105,7 +103,6 @@ TEST_CASE("Enlisting: a thread that was discharged, or came after one that ended
                    work.done(3);
         });
         for (std::size_t i = 0; i < strangers.size(); ++i) waited[i] = waits(strangers[i]);
-        return 0;
     });
     cycle();
     CHECK(has_worked);
@@ -128,7 +125,6 @@ TEST_CASE("Enlisting: it ends with a callback that ends its thread", "[api]") {
                 return work.done(2) && gpu_sleep_discharge() == GPU_SLEEP_OK;
             });
             if (has_worked.get_future().get()) ::pthread_exit(nullptr);
-            return 0;
         });
         CHECK(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_ERROR_REFUSED);
     }
@@ -152,7 +148,6 @@ TEST_CASE("Enlisting: the calls of an enlisted thread are as from the callback",
                         gpu_sleep_resume(), gpu_sleep_remove_callback(own_id)};
         });
         has_ended = ends(worker);
-        return 0;
     });
     own_id = callbacks.id();
     cycle();
@@ -169,7 +164,6 @@ TEST_CASE("Enlisting: the callback's own thread may, and loses nothing by its di
         not_enlisted = gpu_sleep_discharge();
         has_worked =
             gpu_sleep_enlist(event) == GPU_SLEEP_OK && gpu_sleep_discharge() == GPU_SLEEP_OK && work.done(1);
-        return 0;
     });
     cycle();
     CHECK(has_worked);

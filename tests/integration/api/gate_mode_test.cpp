@@ -4,7 +4,6 @@
 // what others ask for.
 
 #include "callbacks.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep::test;
@@ -107,8 +106,7 @@ TEST_CASE("Gate mode: a program that slept as a whole goes on with what it wakes
     CHECK(sim_fault_counts().illegal_accesses == 0);
 }
 
-TEST_CASE("Gate mode: a program does without the tags that it declared separable, whoever sleeps them",
-          "[api]") {
+TEST_CASE("Gate mode: a program does without tags that it declared separable, whoever sleeps them", "[api]") {
     const Memory memory;
     check(gpu_sleep_set_separable("kv_cache", 1));
     check(gpu_sleep_set_separable("not_yet", 1));

@@ -4,7 +4,6 @@
 // for a callback, where it names what is awake alone.
 
 #include "callbacks.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep::test;
@@ -327,11 +326,10 @@ TEST_CASE("Inspection: a callback is refused the calls that name what sleeps, an
     const TwoTags tags;
     sleep("weights");
     std::vector<CUresult> awake, asleep;
-    const Callbacks callbacks([&](const gpu_sleep_event*) {
+    const Callbacks callbacks([&] {
         cuCtxSetCurrent(tags.context);
         awake = make_all(tags.cache.address());
         asleep = make_all(tags.weights.address());
-        return 0;
     });
     sleep("kv_cache");
     check_answers(awake, asleep);
@@ -355,8 +353,7 @@ TEST_CASE("Inspection: a graph's node that sets numbers in memory names them", "
     CHECK(moved.launch() == CUDA_ERROR_SYSTEM_NOT_READY);
 }
 
-TEST_CASE("Inspection: a graph is made executable while the memory of its copies and fills is awake",
-          "[api]") {
+TEST_CASE("Inspection: a graph is made executable while memory of its copies and fills is awake", "[api]") {
     const TwoTags tags;
     const auto fill = [&](CUdeviceptr address) {
         return OneNode([=](CUgraphNode* node, CUgraph graph) {
@@ -371,8 +368,7 @@ TEST_CASE("Inspection: a graph is made executable while the memory of its copies
     CHECK(asleep.instantiate_again() == CUDA_ERROR_SYSTEM_NOT_READY);
 }
 
-TEST_CASE("Inspection: what describes or copies a graph is answered while the memory of its nodes sleeps",
-          "[api]") {
+TEST_CASE("Inspection: what describes or copies a graph is answered while its memory sleeps", "[api]") {
     const TwoTags tags;
     const auto copy = copy_of(tags.weights.address());
     const auto fill = fill_of(tags.weights.address());

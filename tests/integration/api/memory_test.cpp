@@ -4,7 +4,6 @@
 
 #include "callbacks.hpp"
 #include "support/files_of.hpp"
-#include "support/not_copied.hpp"
 #include "support/sanitized.hpp"
 #include "support/simulated_driver/testing.hpp"
 
@@ -126,8 +125,7 @@ TEST_CASE("PyTorch: its allocator gets memory, and NULL where there is none", "[
     CHECK(gpu.free_bytes() + 2 * k_mib >= before);
 }
 
-TEST_CASE_METHOD(Gpu, "Access: what another device was allowed to read it reads after a sleep, too",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Access: what another device was allowed to read it reads after a sleep too", "[api]") {
     const TaggedMemory memory("weights", 4 * k_mib);
     const auto words = random_words(memory.bytes(), 1);
     memory.write(words);
@@ -150,8 +148,7 @@ TEST_CASE_METHOD(Gpu, "Access: what another device was allowed to read it reads 
     CHECK(gpu_sleep_allow_access(&local, 1) == GPU_SLEEP_ERROR_NOT_OWNED);
 }
 
-TEST_CASE_METHOD(Gpu, "Virtual memory: a call that maps it into arrays leaves what it is given as it was",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Virtual memory: mapping it into arrays leaves what the call is given", "[api]") {
     const sim::testing::Range range(4 * k_mib);
     CUarrayMapInfo map{};
     map.memOperationType = CU_MEM_OPERATION_TYPE_MAP;
@@ -163,8 +160,7 @@ TEST_CASE_METHOD(Gpu, "Virtual memory: a call that maps it into arrays leaves wh
     }
 }
 
-TEST_CASE_METHOD(Gpu, "Retained: the program sets how much stays in host memory for the next sleep",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Retained: the program sets how much stays on the host for the next sleep", "[api]") {
     const TaggedMemory weights("weights", 4 * k_mib);
     const auto contents = random_words(4 * k_mib, 5);
     weights.write(contents);
@@ -252,8 +248,7 @@ TEST_CASE_METHOD(Gpu, "Kept: what is retained of a shared range is nobody's", "[
     CHECK(gpu_sleep_read_kept(third.pointer(), 4 * k_kib, read.data()) == GPU_SLEEP_ERROR_REFUSED);
 }
 
-TEST_CASE_METHOD(Gpu, "On the GPU: what the program keeps there stays with its neighbours, and is listed",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "On the GPU: what the program keeps there stays with its neighbours; listed", "[api]") {
     const TaggedMemory awake("awake", 4 * k_mib); // so that work on what is not asleep passes the gate
     const TaggedMemory sleeps("registered", 4 * k_mib);
     auto kept = std::make_optional<TaggedMemory>("registered", 4 * k_kib);
@@ -274,8 +269,7 @@ TEST_CASE_METHOD(Gpu, "On the GPU: what the program keeps there stays with its n
     CHECK(kept_on_gpu("bytes") == "none");
 }
 
-TEST_CASE_METHOD(Gpu, "Waking within a limit: where copying takes longer, all sleeps on with its contents",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Waking within a limit: where copying takes longer, all sleeps on, whole", "[api]") {
     const TaggedMemory weights("weights", 4 * k_mib);
     const auto contents = random_words(4 * k_mib, 5);
     weights.write(contents);
@@ -344,8 +338,7 @@ TEST_CASE("Devices: several sleep and wake at the same time", "[api]") {
     CHECK(has_woken);
 }
 
-TEST_CASE_METHOD(Gpu, "Freeing: it waits for the work that may use the memory, however small that is",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Freeing: it waits for work that may use the memory, however small that is", "[api]") {
     const auto bytes = GENERATE(std::size_t{4096}, 4 * k_mib);
     const TaggedMemory neighbour("work", 4096);
     const auto stream = sim::testing::make_stream();

@@ -3,7 +3,6 @@
 // Questions about memory that sleeps, or is on its way: they wait for nobody.
 
 #include "callbacks.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep::test;
@@ -112,8 +111,7 @@ TEST_CASE_METHOD(Gpu, "Queries: nothing is known of what lies past an allocation
     check(cuMemFree(plain));
 }
 
-TEST_CASE_METHOD(Gpu, "Queries: a thread without a current context is told the same awake and asleep",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Queries: a thread without a context is told the same awake and asleep", "[api]") {
     CUdeviceptr plain = 0, freed = 0;
     check(cuMemAlloc(&plain, 4 * k_mib));
     check(cuMemAlloc(&freed, 4 * k_mib));
@@ -184,8 +182,7 @@ TEST_CASE_METHOD(Gpu, "Queries: no two allocations have the same id, whoever mad
     check(cuMemFreeHost(host));
 }
 
-TEST_CASE_METHOD(Gpu, "Queries: memory of the C API is described alike awake and asleep, and has no handle",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Queries: the C API's memory is described alike asleep, and has no handle", "[api]") {
     const TaggedMemory first("weights", 4096);
     const TaggedMemory second("weights", 4096);
     const Range range(4 * k_mib);

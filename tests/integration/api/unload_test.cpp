@@ -22,8 +22,7 @@ bool works(CUmodule module, CUdeviceptr address, std::uint32_t value) {
 
 } // namespace
 
-TEST_CASE_METHOD(Gpu, "Unload: modules and libraries go while memory sleeps, and those that stay work",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Unload: modules and libraries go while memory sleeps; those that stay work", "[api]") {
     const TaggedMemory weights("weights", k_unload_bytes);
     const TaggedMemory scratch("scratch", k_unload_bytes);
     const auto words = random_words(k_unload_bytes, 1);

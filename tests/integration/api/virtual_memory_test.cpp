@@ -3,7 +3,6 @@
 // The program's own virtual memory: what keeps it on the GPU, and what does not.
 
 #include "callbacks.hpp"
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 using namespace gpu_sleep::test;
@@ -60,9 +59,7 @@ CUresult set_synchronous(CUdeviceptr address, unsigned value) {
 
 } // namespace
 
-TEST_CASE_METHOD(
-    Gpu, "Virtual memory: what could not be shared or mapped twice still sleeps, and what was shared stays",
-    "[api]") {
+TEST_CASE_METHOD(Gpu, "Virtual memory: what cannot be mapped twice sleeps, what is shared stays", "[api]") {
     const Range range(4 * k_mib);
     int descriptor = -1;
     CHECK(cuMemExportToShareableHandle(&descriptor, range.handle(), CU_MEM_HANDLE_TYPE_FABRIC, 0) !=
@@ -86,8 +83,7 @@ TEST_CASE_METHOD(Gpu, "Virtual memory: what another device may hold by its addre
     CHECK(bytes_that_sleep() == 0);
 }
 
-TEST_CASE_METHOD(Gpu, "Virtual memory: what is mapped at several addresses stays, and shows the same at each",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Virtual memory: what is mapped at several addresses stays, alike at each", "[api]") {
     const Range range(4 * k_mib);
     CHECK(bytes_that_sleep() == range.bytes);
     const auto second = sim::testing::reserve(range.bytes);
@@ -104,9 +100,7 @@ TEST_CASE_METHOD(Gpu, "Virtual memory: what is mapped at several addresses stays
     check(cuMemAddressFree(second, range.bytes));
 }
 
-TEST_CASE_METHOD(Gpu,
-                 "Virtual memory: every device that was let at it at once is let at it after a sleep, too",
-                 "[api]") {
+TEST_CASE_METHOD(Gpu, "Virtual memory: devices let at it at once are let at it after a sleep, too", "[api]") {
     constexpr auto k_reserved = 4 * k_mib;
     const auto handle = driver_testing::create(k_reserved);
     const auto address = sim::testing::reserve(k_reserved);
@@ -212,7 +206,7 @@ TEST_CASE_METHOD(Gpu, "Virtual memory: it is mapped and unmapped while after-wak
     const auto unmap = [&] { return cuMemUnmap(cached.address, cached.bytes) == CUDA_SUCCESS; };
     REQUIRE(unmap());
     bool is_done = false;
-    const Callbacks callbacks({}, [&](const gpu_sleep_event*) {
+    const Callbacks callbacks({}, [&] {
         // As an allocator does under its mutex, for which the callback waits.
         auto allocator = std::async(std::launch::async, [&] { return map() && unmap() && map(); });
         is_done = allocator.wait_for(k_patience) == std::future_status::ready && allocator.get();

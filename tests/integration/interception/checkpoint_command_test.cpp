@@ -4,7 +4,6 @@
 
 #include "deep_machine.hpp"
 
-#include "support/not_copied.hpp"
 #include "support/other_user.hpp"
 #include "support/tree.hpp"
 
@@ -73,8 +72,7 @@ private:
 
 } // namespace
 
-TEST_CASE("cuda-checkpoint: the memory of a process with an agent sleeps before the lock",
-          "[driver_engine]") {
+TEST_CASE("cuda-checkpoint: memory of a process with an agent sleeps before the lock", "[driver_engine]") {
     DeepMachine machine;
     Host other(machine.plain());
     other.tell("start");
@@ -100,9 +98,7 @@ TEST_CASE("cuda-checkpoint: the memory of a process with an agent sleeps before 
     }
 }
 
-TEST_CASE(
-    "cuda-checkpoint: as CRIU's plug-in calls it, it waits for no thread of the program but the driver's",
-    "[driver_engine]") {
+TEST_CASE("cuda-checkpoint: as CRIU calls it, it waits for no thread but the driver's", "[driver_engine]") {
     DeepMachine machine;
     CHECK(checkpoint(machine, {"--get-restore-tid"}).out == pid_of(machine) + '\n');
     CHECK(state_of(machine) == "running\n");
@@ -142,8 +138,7 @@ TEST_CASE("cuda-checkpoint: as snapshot agents call it, for several processes at
     check_intact(other, piece);
 }
 
-TEST_CASE("cuda-checkpoint: a toggle, by a thread's id, of which the checkpoint may fail",
-          "[driver_engine]") {
+TEST_CASE("cuda-checkpoint: a toggle, by a thread's id, whose checkpoint may fail", "[driver_engine]") {
     DeepMachine machine;
     std::string thread;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/" + pid_of(machine) + "/task"))
@@ -162,8 +157,7 @@ TEST_CASE("cuda-checkpoint: a toggle, by a thread's id, of which the checkpoint 
     }
 }
 
-TEST_CASE("cuda-checkpoint: a command that waits in vain for a locked process names the lock",
-          "[driver_engine]") {
+TEST_CASE("cuda-checkpoint: a command that waits for a locked process names the lock", "[driver_engine]") {
     DeepMachine machine;
     REQUIRE(act(machine, "lock") == 0);
     if (GENERATE(false, true)) REQUIRE(act(machine, "checkpoint") == 0);
@@ -251,8 +245,7 @@ TEST_CASE("cuda-checkpoint: of a process in part asleep, what was awake wakes ag
     machine.expect_works();
 }
 
-TEST_CASE("cuda-checkpoint: a process that refuses to sleep is locked as it is, with nothing out of reach",
-          "[driver_engine]") {
+TEST_CASE("cuda-checkpoint: who refuses to sleep is locked as it is, all within reach", "[driver_engine]") {
     DeepMachine machine;
     REQUIRE(machine.command("gpu-sleep").status == 0);
     machine.wake_whole(); // contents are retained

@@ -62,8 +62,7 @@ TEST_CASE("Deep: what another tool has done to it is found and taken as it is", 
     DeepSleeper machine;
     std::vector<std::string> steps{"restore"};
     if (GENERATE(false, true)) steps.emplace_back("unlock");
-    auto other = machine.launch("checkpoint_steps", steps);
-    CHECK(run(other).status == 0);
+    CHECK(run(machine.launch("checkpoint_steps", steps)).status == 0);
     const auto sleeps = GENERATE(false, true);
     if (sleeps) CHECK(machine.command("gpu-sleep").json("/processes/0/state") == "asleep");
     machine.wake_whole();
@@ -93,8 +92,7 @@ TEST_CASE("Deep: it is not brought back without room", "[deep]") {
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: one with a context of its own, and too little room for the primary one, is asleep and whole",
-          "[deep]") {
+TEST_CASE("Deep: one with a context of its own and no room for the primary one is asleep, whole", "[deep]") {
     const Arguments contexts{"GPU_SLEEP_SIM_CONTEXT_BYTES=16777216"};
     DeepMachine machine(with(contexts, {"TEST_OWN_CONTEXT=1"}));
     machine.fall_asleep();
@@ -138,8 +136,7 @@ TEST_CASE("Deep: others make room for one that comes back", "[deep]") {
 TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that is said", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_CHECKPOINT=fails"});
     check_ended(machine.command("deep"), 7, mentions("end it"));
-    const auto listed = machine.command("gpu-ps");
-    CHECK(listed.json("/processes/0/state /processes/0/report/lost") == "asleep true");
+    CHECK(machine.command("gpu-ps").json("/processes/0/state /processes/0/report/lost") == "asleep true");
     CHECK(machine.command("gpu-wake").status == 7);
     CHECK(machine.command("gpu-wake", {"--dry-run"}).status == 7);
     CHECK(machine.command("deep").status == 7);
@@ -153,8 +150,7 @@ TEST_CASE("Deep: a process that the driver fails to checkpoint is lost, and that
     CHECK(succeeded(run({{command_file("gpu-snapshot"), "verify", files}, {}})));
 }
 
-TEST_CASE("Deep: a process whose restore found too little is lost, and what is kept of it can be saved",
-          "[deep]") {
+TEST_CASE("Deep: a process whose restore found too little is lost, and what it kept can be saved", "[deep]") {
     const Scratch place;
     const auto trace = place.file("trace");
     const HeldCall restore("cuCheckpointProcessRestore");

@@ -92,8 +92,7 @@ TEST_CASE("Deep: what a program cannot ask for is refused, and changes nothing",
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: a process with a timer of its own sleeps deeply until it is used, or else plainly",
-          "[deep]") {
+TEST_CASE("Deep: a process with its own timer sleeps deeply until it is used, or else plainly", "[deep]") {
     const bool stays = GENERATE(false, true);
     DeepMachine machine({"GPU_SLEEP_IDLE=1000", "GPU_SLEEP_IDLE_DEEP=1"});
     if (stays) machine.host.tell("alloc managed 4194304");
@@ -102,8 +101,7 @@ TEST_CASE("Deep: a process with a timer of its own sleeps deeply until it is use
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: what the driver refuses to the process outside leaves the program asleep as without it",
-          "[deep]") {
+TEST_CASE("Deep: what the driver refuses to the process outside leaves the program asleep", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessCheckpoint:1:999,"
                          "cuCheckpointProcessUnlock:1:999"});
     const auto failed = machine.host.tell(k_own_sleep);
@@ -113,8 +111,7 @@ TEST_CASE("Deep: what the driver refuses to the process outside leaves the progr
     expect_plain(machine);
 }
 
-TEST_CASE("Deep: a process outside that is killed or late leaves the program asleep as without it",
-          "[deep]") {
+TEST_CASE("Deep: a process outside that is killed or late leaves the program asleep without it", "[deep]") {
     const std::string call = GENERATE("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint");
     DeepMachine machine({"GPU_SLEEP_SIM_DELAY=" + call + ":20s"});
     machine.host.process().send(call == "cuCheckpointProcessLock"
@@ -161,8 +158,7 @@ TEST_CASE("Deep: a process outside that looks, and ends too early, is replaced, 
     const auto pid = machine.host.pid();
     SECTION("killed while the program falls asleep") {
         Process sleep(machine.launch("gpu-sleep", {"--deep"}));
-        const auto looks = await_process_outside(pid, "look");
-        CHECK(::kill(looks, SIGKILL) == 0);
+        CHECK(::kill(await_process_outside(pid, "look"), SIGKILL) == 0);
         CHECK(sleep.finish().status == 0);
         CHECK(machine.is_deep());
         machine.wake();
@@ -213,8 +209,7 @@ TEST_CASE("Deep: what the driver cannot checkpoint, and comes after the check, i
     if (has_memory) machine.expect_awake();
 }
 
-TEST_CASE("Deep: a process that begins to use another GPU after the check leaves nothing there, either",
-          "[deep]") {
+TEST_CASE("Deep: a process that uses another GPU after the check leaves nothing there, either", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_DELAY=nvmlDeviceGetMemoryInfo:1000ms"});
     Process sleep(machine.launch("gpu-sleep", {"--deep"}));
     await_process_outside(machine.host.pid(), "look");
@@ -284,16 +279,14 @@ TEST_CASE("Deep: a program that is given orphans finds none of the processes out
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: it wakes though the program has changed its root meanwhile, or has no descriptor left",
-          "[deep]") {
+TEST_CASE("Deep: it wakes though the program has changed its root, or has no descriptor left", "[deep]") {
     if (::geteuid() != 0) return skip_without_right("change the root directory");
     const bool changes_root = GENERATE(true, false);
     const Scratch place;
     DeepMachine machine;
     const auto pid = machine.host.pid();
     machine.fall_asleep({"--on-touch", "wake"});
-    const auto looks = process_outside(pid, "look");
-    CHECK(looks != 0);
+    CHECK(process_outside(pid, "look") != 0);
     pause_for(Milliseconds(100));
     CHECK(machine.host.tell("children") == "none");
     machine.host.tell(changes_root ? "chroot " + place.path().string() : "descriptors used");
@@ -303,8 +296,7 @@ TEST_CASE("Deep: it wakes though the program has changed its root meanwhile, or 
     check_no_harm(machine.host);
 }
 
-TEST_CASE("Deep: the process outside that looks ends with its program, also beside a child of that",
-          "[deep]") {
+TEST_CASE("Deep: the process outside that looks ends with its program, also beside its child", "[deep]") {
     DeepSleeper machine;
     const auto pid = machine.host.pid();
     REQUIRE(process_outside(pid, "look") != 0);

@@ -29,8 +29,7 @@ struct Crowd {
 
 } // namespace
 
-TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked for",
-          "[deep][deep_together]") {
+TEST_CASE("Deep room: what a checkpoint frees beyond its count is looked for", "[deep][deep_together]") {
     DeepFamily family(1);
     Host other(family.plain());
     other.tell("start");
@@ -49,17 +48,14 @@ TEST_CASE("Deep room: what a checkpoint frees beyond what is counted is looked f
     family.check_wakes();
 }
 
-TEST_CASE(
-    "Deep room: those that wake together take turns, and all stay asleep where there is no room for all",
-    "[deep][deep_together]") {
+TEST_CASE("Deep room: those that wake together take turns, or all sleep on", "[deep][deep_together]") {
     Crowd crowd;
     CHECK(crowd.family.states_in(ended(crowd.family.wake(), 7)).asleep == 2);
     crowd.make_room();
     crowd.family.check_wakes();
 }
 
-TEST_CASE("Deep room: of two that are touched at once one waits until there is room for it, too",
-          "[deep][deep_together]") {
+TEST_CASE("Deep room: of two touched at once one waits until there is room for it", "[deep][deep_together]") {
     Crowd crowd;
     REQUIRE(
         run(crowd.family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--on-touch", "wake"})).status ==
@@ -74,8 +70,7 @@ TEST_CASE("Deep room: of two that are touched at once one waits until there is r
     crowd.family.check_all_awake();
 }
 
-TEST_CASE("Deep room: one that the driver restores for a command counts on nothing that is taken, either",
-          "[deep][deep_together]") {
+TEST_CASE("Deep room: one restored for a command counts on nothing taken, either", "[deep][deep_together]") {
     DeepFamily family(1, k_slow);
     Host alone(family.plain());
     const auto piece = make_piece(alone, "plain", k_piece_bytes);

@@ -120,8 +120,7 @@ TEST_CASE("Deep: such a call that comes while it goes deep wakes all of it, too"
     machine.expect_awake();
 }
 
-TEST_CASE("Deep: whoever asks for the end of work is answered, and any other question waits",
-          "[quick][deep]") {
+TEST_CASE("Deep: who asks for the end of work is answered, and other questions wait", "[quick][deep]") {
     DeepSleeper machine;
     CHECK(machine.host.tell("poll") == "0 0 0");
     machine.host.process().send("query " + machine.piece.number + " 0");
@@ -133,8 +132,7 @@ TEST_CASE("Deep: whoever asks for the end of work is answered, and any other que
     machine.expect_works();
 }
 
-TEST_CASE("Deep: who frees is answered at once, or in its stream's turn, and it is free after the wake",
-          "[deep]") {
+TEST_CASE("Deep: who frees is answered at once, or in its stream's turn; it is free afterwards", "[deep]") {
     DeepMachine machine;
     const auto plain = make_piece(machine.host, "plain", k_piece_bytes);
     const auto async = make_piece(machine.host, "async", k_piece_bytes);
@@ -236,8 +234,7 @@ TEST_CASE("Deep: events that processes share do not stand in its way", "[deep]")
     machine.host.tell("destroy_shared");
 }
 
-TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhile, as amid an upgrade",
-          "[deep]") {
+TEST_CASE("Deep: it wakes though its program outside is gone or another, as amid an upgrade", "[deep]") {
     const Scratch place;
     const auto library = place.file("libgpu-sleep-agent.so");
     const auto outside = place.file("gpu-sleep-outside");
@@ -250,9 +247,7 @@ TEST_CASE("Deep: it wakes though its program outside is gone or another meanwhil
     machine.wake_whole();
 }
 
-TEST_CASE(
-    "Deep: it sleeps and wakes though the program has closed what it does not know, or has no number left",
-    "[deep]") {
+TEST_CASE("Deep: it sleeps and wakes though unknown descriptors are closed, or no number is left", "[deep]") {
     DeepMachine machine;
     const std::string numbers = GENERATE("closed", "taken", "used");
     machine.host.tell("descriptors " + numbers);

@@ -5,8 +5,6 @@
 
 #include "deep_family.hpp"
 
-#include "support/sanitized.hpp"
-
 using namespace gpu_sleep::test;
 
 namespace {
@@ -47,8 +45,7 @@ void check_own_bytes(const Output& output) {
 
 } // namespace
 
-TEST_CASE("Deep together: a tree, and a group, sleeps deeply and wakes as one",
-          "[quick][deep][deep_together]") {
+TEST_CASE("Deep together: trees and groups sleep deeply, and wake as one", "[quick][deep][deep_together]") {
     DeepFamily family(3);
     static_cast<void>(make_piece(family[1], "plain", k_piece_bytes));
     const bool is_tree = GENERATE(true, false);
@@ -96,8 +93,7 @@ TEST_CASE("Deep together: one that cannot sleep deeply keeps all awake", "[deep]
     family.check_completes();
 }
 
-TEST_CASE("Deep together: whichever call of the command's fails, each is as it says",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: whichever call of the command fails, each is as it says", "[deep][deep_together]") {
     constexpr int k_calls = 8; // of the driver, and some more
     DeepFamily family(3);
     int failed = 0;
@@ -118,8 +114,7 @@ TEST_CASE("Deep together: whichever call of the command's fails, each is as it s
     CHECK(failed >= (is_sanitized() ? 2 : 6));
 }
 
-TEST_CASE("Deep together: one that goes back with the others meets touches as before",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one that goes back with others meets touches as before", "[deep][deep_together]") {
     DeepFamily family(2);
     REQUIRE(run(family.launch("gpu-sleep", {std::to_string(family[0].pid()), "--deep"})).status == 0);
     const auto number = family[1].tell("alloc managed 4194304");
@@ -132,8 +127,7 @@ TEST_CASE("Deep together: one that goes back with the others meets touches as be
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that uses semaphores once all are checked sleeps plainly, and is never locked",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one with semaphores sleeps plainly, and is never locked", "[deep][deep_together]") {
     DeepFamily family(2, {}, {delay("nvmlDeviceGetMemoryInfo", "2000ms")});
     const auto trace = family.file("trace");
     Process sleeping(family.deep({"GPU_SLEEP_SIM_TRACE=" + trace}));
@@ -148,8 +142,7 @@ TEST_CASE("Deep together: one that uses semaphores once all are checked sleeps p
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that is stopped amid the driver's part is given up alone",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one stopped amid the driver's part is given up alone", "[deep][deep_together]") {
     DeepFamily family(3);
     auto process = start_checkpoints(family, "4s");
     family[1].process().signal(SIGSTOP);
@@ -162,8 +155,7 @@ TEST_CASE("Deep together: one that is stopped amid the driver's part is given up
     family.check_completes();
 }
 
-TEST_CASE("Deep together: one that is killed amid the driver's part takes nobody along",
-          "[deep][deep_together]") {
+TEST_CASE("Deep together: one killed amid the driver's part takes nobody along", "[deep][deep_together]") {
     DeepFamily family(3);
     auto process = start_checkpoints(family, "4s");
     family.kill_last();

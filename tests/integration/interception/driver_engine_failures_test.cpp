@@ -8,36 +8,27 @@
 using namespace gpu_sleep::test;
 
 TEST_CASE("Driver engine: the next command completes what a killed one began", "[driver_engine]") {
+    struct Row {
+        const char *command, *amid, *after, *delay = "20s";
+        bool sleeps_again = false;
+    };
+    const auto row = GENERATE(values<Row>({
+        {"sleep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock"},
+        {"sleep", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock", "20s", true},
+        {"sleep", "nvmlDeviceGetMemoryInfo", "cuCheckpointProcessCheckpoint", "500ms"}, // what that freed
+        {"gpu-wake", "cuCheckpointProcessRestore", "cuCheckpointProcessGetState"},
+        {"gpu-wake", "cuCheckpointProcessUnlock", "cuCheckpointProcessRestore"},
+    }));
+    INFO(row.command << " amid " << row.amid);
     Machine machine;
-    const std::string sleep = "sleep";
-    SECTION("locked, and then woken") {
-        machine.kill_amid(sleep, "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
-        machine.expect_held();
-    }
-    SECTION("locked, and then put to sleep") {
-        machine.kill_amid(sleep, "cuCheckpointProcessCheckpoint", "cuCheckpointProcessLock");
-        CHECK(ended(machine.command(sleep)).json("/processes/0/state") == "asleep");
-        machine.expect_held();
-    }
-    SECTION("checkpointed, before it was looked at what that freed") {
-        machine.kill_amid(sleep, "nvmlDeviceGetMemoryInfo", "cuCheckpointProcessCheckpoint", "500ms");
-        machine.expect_held();
-    }
-    SECTION("checkpointed, by a wake") {
-        REQUIRE(machine.command(sleep).status == 0);
-        machine.kill_amid("gpu-wake", "cuCheckpointProcessRestore", "cuCheckpointProcessGetState");
-        machine.expect_held();
-    }
-    SECTION("locked, by a wake") {
-        REQUIRE(machine.command(sleep).status == 0);
-        machine.kill_amid("gpu-wake", "cuCheckpointProcessUnlock", "cuCheckpointProcessRestore");
-        machine.expect_held();
-    }
+    if (row.command == std::string_view("gpu-wake")) REQUIRE(machine.command("sleep").status == 0);
+    machine.kill_amid(row.command, row.amid, row.after, row.delay);
+    if (row.sleeps_again) CHECK(ended(machine.command("sleep")).json("/processes/0/state") == "asleep");
+    machine.expect_held();
     machine.wake_whole();
 }
 
-TEST_CASE("Driver engine: what a command leaves that is killed while it waits for the lock",
-          "[driver_engine]") {
+TEST_CASE("Driver engine: what a command leaves, killed while it waits for the lock", "[driver_engine]") {
     Machine machine({"GPU_SLEEP_SIM_DELAY=cuLaunchKernel:3s"});
     machine.host.process().send("launch " + machine.piece.number + " 0");
     pause_for(Milliseconds(200));
@@ -115,21 +106,17 @@ TEST_CASE("Driver engine: a command that cannot ask the driver takes no note awa
 TEST_CASE("Driver engine: what is not known of the room is asked for", "[driver_engine]") {
     Machine machine;
     REQUIRE(machine.command("sleep").status == 0);
-    SECTION("the note is gone") {
+    if (GENERATE(false, true))
         std::filesystem::remove(machine.record());
-    }
-    SECTION("the note is not whole") {
-        std::ofstream(machine.record()) << "gpu-sleep checkpoint 1\n";
-    }
+    else
+        std::ofstream(machine.record()) << "gpu-sleep checkpoint 1\n"; // it is not whole
     const auto refused = ended(machine.command("gpu-wake"), 7);
     CHECK(machine.command("gpu-wake", {"--dry-run"}).status == 7);
     CHECK(machine.command("gpu-wake", {"--force"}).status == 0);
     machine.expect_awake();
 }
 
-TEST_CASE(
-    "Driver engine: whichever call of the driver fails, the process is as the command says, and wakes whole",
-    "[driver_engine]") {
+TEST_CASE("Driver engine: whichever call fails, the process is as said, and wakes whole", "[driver_engine]") {
     Machine machine;
     const std::string command = GENERATE("sleep", "gpu-wake");
     const Scratch scratch;

@@ -5,7 +5,6 @@
 #include "intercepted_host.hpp"
 
 #include "base/sockets.hpp"
-#include "support/catch.hpp"
 #include "support/descriptor_message.hpp"
 #include "support/tree.hpp"
 

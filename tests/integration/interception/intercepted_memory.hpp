@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdlib>
-#include <string>
 #include <vector>
 
 namespace gpu_sleep::test {

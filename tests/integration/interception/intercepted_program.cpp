@@ -17,7 +17,6 @@
 #include <sys/wait.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <stop_token>
@@ -123,7 +122,7 @@ Answer do_capture(Memory& from, Memory& to) {
     GPU_SLEEP_TEST_CALL(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
     GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, to.address, from.address, from.bytes, stream);
     GPU_SLEEP_TRY(launch(program().module, "sim_add", stream, to.address, std::uint64_t{to.bytes / 4}, 1U));
-    return std::string();
+    return {};
 }
 
 /// capture_allocation FROM TO: as capture, by way of memory that the graph allocates and frees
@@ -137,7 +136,7 @@ Answer do_capture_allocation(Memory& from, Memory& to) {
     GPU_SLEEP_TRY(launch(program().module, "sim_add", stream, between, std::uint64_t{bytes / 4}, 1U));
     GPU_SLEEP_TEST_CALL(cuMemcpyDtoDAsync, to.address, between, bytes, stream);
     GPU_SLEEP_TEST_CALL(cuMemFreeAsync, between, stream);
-    return std::string();
+    return {};
 }
 
 /// capture_within: captures nothing in another stream, as for the body of a conditional node
@@ -146,7 +145,7 @@ Answer do_capture_within(Words&) {
     GPU_SLEEP_TEST_CALL(cuStreamBeginCapture, program().stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     GPU_SLEEP_TEST_CALL(cuStreamEndCapture, program().stream, &graph);
     GPU_SLEEP_TEST_CALL(cuGraphDestroy, graph);
-    return std::string();
+    return {};
 }
 
 /// end_capture: makes the graph
@@ -155,7 +154,7 @@ Answer do_end_capture(Words&) {
     GPU_SLEEP_TEST_CALL(cuStreamEndCapture, program().capture, &graph);
     GPU_SLEEP_TEST_CALL(cuGraphInstantiate, &program().graph, graph, 0);
     GPU_SLEEP_TEST_CALL(cuGraphDestroy, graph);
-    return std::string();
+    return {};
 }
 
 /// replay NUMBER: clears it and launches the graph; then its hash
@@ -168,8 +167,7 @@ Answer do_replay(Memory& to, Words&) {
 /// free NUMBER
 Answer do_free(Memory& which, Words&) {
     GPU_SLEEP_TRY(release(which, program().stream));
-    GPU_SLEEP_TRY(synchronize()); // what was freed in its turn is free then
-    return std::string();
+    return synchronize(); // what was freed in its turn is free then
 }
 
 /// poll: the statuses of who asks or waits for the end of its work: cuStreamQuery, cuStreamSynchronize and
@@ -186,12 +184,6 @@ Answer do_shared_object(Words& words) {
     GPU_SLEEP_TRY(start());
     const auto kind = next<std::string>(words);
     return make_shared_object(kind, next<std::string>(words));
-}
-
-/// multicast NUMBER: binds it to a group
-Answer do_multicast(Memory& which, Words&) {
-    GPU_SLEEP_TRY(bind_to_multicast(which));
-    return std::string();
 }
 
 /// query NUMBER OFFSET: "device TYPE DEVICE BEGIN BYTES", BEGIN and BYTES those of the allocation or mapping
@@ -211,7 +203,7 @@ Answer do_query(Memory& which, Words& words) {
 Answer do_make_synchronous(Memory& which, Words&) {
     unsigned value = 1;
     GPU_SLEEP_TEST_CALL(cuPointerSetAttribute, &value, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, which.address);
-    return std::string();
+    return {};
 }
 
 /// share NUMBER: a handle for other processes, or for a pointer of a pool, in hexadecimal
@@ -225,21 +217,18 @@ Answer do_share(Memory& which, Words&) {
 /// export_pool PATH: to who imports it there
 Answer do_export_pool(Words& words) {
     GPU_SLEEP_TRY(start());
-    GPU_SLEEP_TRY(export_pool(next<std::string>(words)));
-    return std::string();
+    return export_pool(next<std::string>(words));
 }
 
 /// import_pool PATH
 Answer do_import_pool(Words& words) {
     GPU_SLEEP_TRY(start());
-    GPU_SLEEP_TRY(import_pool(next<std::string>(words)));
-    return std::string();
+    return import_pool(next<std::string>(words));
 }
 
 /// open_imported_pool GPU
 Answer do_open_imported_pool(Words& words) {
-    GPU_SLEEP_TRY(open_imported_pool(next<int>(words)));
-    return std::string();
+    return open_imported_pool(next<int>(words));
 }
 
 /// import_pointer HANDLE BYTES: as alloc
@@ -264,15 +253,8 @@ Answer do_open(Words& words) {
 
 /// export NUMBER [PATH]: a descriptor, to who imports there; its number if it is kept
 Answer do_export(Memory& which, Words& words) {
-    const auto kept = export_memory(which, next<std::string>(words));
-    if (!kept) return kept.error();
-    return *kept < 0 ? std::string() : std::to_string(*kept);
-}
-
-/// close_descriptor NUMBER
-Answer do_close_descriptor(Words& words) {
-    ::close(next<int>(words));
-    return std::string();
+    const auto kept = GPU_SLEEP_TRY(export_memory(which, next<std::string>(words)));
+    return kept < 0 ? std::string() : std::to_string(kept);
 }
 
 /// import PATH BYTES [keep|later]: as alloc; and the descriptor, if it is kept. Later: is mapped by
@@ -295,17 +277,10 @@ Answer do_import(Words& words) {
     return GPU_SLEEP_TRY(do_map_import(words_to_map)) + fmt::format(" {}", kept);
 }
 
-/// release NUMBER: its handles; it stays mapped
-Answer do_release(Memory& which, Words&) {
-    GPU_SLEEP_TRY(release_handles(which.segments));
-    return std::string();
-}
-
 /// close NUMBER: memory of another process, not in the order of a stream, and waits for nothing
 Answer do_close(Memory& which, Words&) {
     if (which.kind == "pointer") which.kind = "plain";
-    GPU_SLEEP_TRY(release(which, program().stream));
-    return std::string();
+    return release(which, program().stream);
 }
 
 /// descriptors closed|taken|used|left: what a program does to those that it knows nothing of, of which one is
@@ -340,24 +315,23 @@ Answer do_descriptors(Words& words) {
             4; // a connection, both ends of one to its program, and one to read
         for (std::size_t i = 0; i < k_of_agent; ++i) used.pop_back();
     }
-    return std::string();
+    return {};
 }
 
 /// null_stream: "own" when it is the thread's, which can be captured in, or "shared"
 Answer do_null_stream(Words&) {
     GPU_SLEEP_TRY(start());
     CUgraph graph = nullptr;
-    if (cuda().cuStreamBeginCapture(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) != CUDA_SUCCESS)
-        return std::string("shared");
+    if (cuda().cuStreamBeginCapture(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) != CUDA_SUCCESS) return "shared";
     GPU_SLEEP_TEST_CALL(cuStreamEndCapture, nullptr, &graph);
     GPU_SLEEP_TEST_CALL(cuGraphDestroy, graph);
-    return std::string("own");
+    return "own";
 }
 
 /// reset: ends the context, and everything in it
 Answer do_reset(Words&) {
     GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxReset, 0);
-    return std::string();
+    return {};
 }
 
 /// contexts MICROSECONDS: a thread ends a context of its own every so often, until it is told 0
@@ -365,7 +339,7 @@ Answer do_contexts(Words& words) {
     static std::jthread s_thread;
     const std::chrono::microseconds rest{next<int>(words)};
     s_thread = {};
-    if (rest.count() == 0) return std::string();
+    if (rest.count() == 0) return {};
     s_thread = std::jthread([rest](const std::stop_token& stop) {
         for (; !stop.stop_requested(); std::this_thread::sleep_for(rest)) {
             CUcontext context = nullptr;
@@ -373,7 +347,7 @@ Answer do_contexts(Words& words) {
             if (cuda().cuCtxDestroy(context) != CUDA_SUCCESS) std::abort();
         }
     });
-    return std::string();
+    return {};
 }
 
 /// fork [stays]: "STATUS" of a child that did nothing but end; or of none, for it lives as long as this
@@ -386,7 +360,7 @@ Answer do_fork(Words& words) {
         ::pause();
     }
     if (child == 0) ::_exit(7);
-    if (stays) return std::string();
+    if (stays) return {};
     int status = -1;
     ::waitpid(child, &status, 0);
     return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
@@ -396,14 +370,14 @@ Answer do_fork(Words& words) {
 Answer do_adopt(Words&) {
     if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
         return errno_error(ErrorCode::internal, errno, "prctl", "adopt");
-    return std::string();
+    return {};
 }
 
 /// chroot DIRECTORY
 Answer do_chroot(Words& words) {
     if (::chroot(next<std::string>(words).c_str()) != 0)
         return errno_error(ErrorCode::internal, errno, "chroot", "chroot");
-    return std::string();
+    return {};
 }
 
 /// children [all]: the child that wait() finds, "running", or "none"; all: of any kind
@@ -419,7 +393,7 @@ Answer do_load(Words& words) {
     const auto file = next<std::string>(words);
     const auto how = next<std::string>(words);
     const auto where = how == "apart" ? LM_ID_NEWLM : LM_ID_BASE;
-    if (::dlmopen(where, file.c_str(), RTLD_NOW | (how == "deep" ? RTLD_DEEPBIND : 0))) return std::string();
+    if (::dlmopen(where, file.c_str(), RTLD_NOW | (how == "deep" ? RTLD_DEEPBIND : 0))) return {};
     return make_error(ErrorCode::invalid_argument, "{}", ::dlerror());
 }
 
@@ -500,12 +474,7 @@ Answer do_callbacks(Words&) {
     for (const auto callback : {tell, tell_older})
         if (add(callback, callback, nullptr, 0, nullptr) != GPU_SLEEP_OK)
             return make_error(ErrorCode::internal, "no callback");
-    return std::string();
-}
-
-/// told: " level LEVEL deep DEEP, TAG DROPPED" for each sleep and wake since
-Answer do_told(Words&) {
-    return std::exchange(told(), {});
+    return {};
 }
 
 /// faults: "ILLEGAL BROKEN", what the driver was asked to do wrong
@@ -527,16 +496,12 @@ Answer do_fail(Words& words) {
 Answer do_second_gpu(Words&) {
     CUcontext context = nullptr;
     GPU_SLEEP_TEST_CALL(cuDevicePrimaryCtxRetain, &context, 1);
-    return std::string();
+    return {};
 }
 
 const Commands& commands() {
     static const Commands table = {
-        {"start",
-         [](Words&) -> Answer {
-             GPU_SLEEP_TRY(start());
-             return std::string();
-         }},
+        {"start", [](Words&) { return start(); }},
         {"alloc", do_allocate},
         {"fill", about(memory, do_fill)},
         {"hash", about(memory, [](Memory& which, Words&) { return hash_of(which); })},
@@ -550,12 +515,9 @@ const Commands& commands() {
         {"free", about(memory, do_free)},
         {"poll", do_poll},
         {"shared_object", do_shared_object},
-        {"destroy_shared",
-         [](Words&) -> Answer {
-             GPU_SLEEP_TRY(destroy_shared_object());
-             return std::string();
-         }},
-        {"multicast", about(memory, do_multicast)},
+        {"destroy_shared", [](Words&) { return destroy_shared_object(); }},
+        // multicast NUMBER: binds it to a group
+        {"multicast", about(memory, [](Memory& which, Words&) { return bind_to_multicast(which); })},
         {"query", about(memory, do_query)},
         {"null_stream", do_null_stream},
         {"reset", do_reset},
@@ -566,7 +528,7 @@ const Commands& commands() {
         {"chroot", do_chroot},
         {"load", do_load},
         {"look_up", do_look_up},
-        {"ask_version", [](Words&) { return Answer(std::to_string(version_by_unknown_call())); }},
+        {"ask_version", [](Words&) { return std::to_string(version_by_unknown_call()); }},
         {"submit", about(memory, do_submit)},
         {"open", do_open},
         {"close", about(memory, do_close)},
@@ -579,27 +541,23 @@ const Commands& commands() {
         {"open_imported_pool", do_open_imported_pool},
         {"import_pointer", do_import_pointer},
         {"describe_imported",
-         about(memory,
-               [](Memory& which, Words&) -> Answer { return describe_imported(which, program().stream); })},
-        {"destroy_imported_pool",
-         [](Words&) -> Answer {
-             GPU_SLEEP_TRY(destroy_imported_pool());
-             return std::string();
-         }},
-        {"close_descriptor", do_close_descriptor},
+         about(memory, [](Memory& which, Words&) { return describe_imported(which, program().stream); })},
+        {"destroy_imported_pool", [](Words&) { return destroy_imported_pool(); }},
+        {"close_descriptor", [](Words& w) { return ::close(next<int>(w)), Answer(); }},
         {"import", do_import},
         {"map_import", do_map_import},
-        {"release", about(memory, do_release)},
+        // release NUMBER: its handles; it stays mapped
+        {"release", about(memory, [](Memory& which, Words&) { return release_handles(which.segments); })},
         {"callbacks", do_callbacks},
-        {"told", do_told},
+        // told: " level LEVEL deep DEEP, TAG DROPPED" for each sleep and wake since
+        {"told", [](Words&) { return std::exchange(told(), {}); }},
         {"sleep_self", do_sleep_self},
         {"wake_self", do_wake_self},
         {"faults", do_faults},
         {"fail", do_fail},
         {"second_gpu", do_second_gpu},
-        {"free_bytes",
-         [](Words&) { return Answer(std::to_string(GPU_SLEEP_TEST_CONTROL(sim_free_bytes)(0))); }},
-        {"pid", [](Words&) { return Answer(std::to_string(::getpid())); }},
+        {"free_bytes", [](Words&) { return std::to_string(GPU_SLEEP_TEST_CONTROL(sim_free_bytes)(0)); }},
+        {"pid", [](Words&) { return std::to_string(::getpid()); }},
         {"exit", [](Words& w) -> Answer { std::exit(next<int>(w)); }},
     };
     return table;

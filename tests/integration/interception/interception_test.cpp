@@ -30,8 +30,7 @@ void send_held(Host& host, const std::string& line) {
 
 } // namespace
 
-TEST_CASE("Interception: for one with a context of its own others sleep, too, also for the primary context",
-          "[interception]") {
+TEST_CASE("Interception: for one with its own context others sleep, primary ones too", "[interception]") {
     SharedDevices devices(900 * k_MiB);
     const auto variables = with(
         devices.environment(), {"GPU_SLEEP_SIM_POISON=0", "GPU_SLEEP_SIM_CONTEXT_BYTES=100663296"}); // 96 MiB
@@ -55,10 +54,7 @@ TEST_CASE("Interception: for one with a context of its own others sleep, too, al
     check_intact(own, piece);
 }
 
-TEST_CASE(
-    "Interception: what an unmodified program allocates sleeps and comes back, whichever way it reaches the "
-    "driver",
-    "[quick][interception]") {
+TEST_CASE("Interception: an unmodified program's memory sleeps, however made", "[quick][interception]") {
     const auto way = GENERATE(k_linked, k_dlsym, k_late, k_runtime, k_per_thread);
     if (!is_tested(way)) return;
     INFO(way.name);
@@ -108,8 +104,7 @@ TEST_CASE("Interception: a touch while asleep waits until the process is awake",
     if (what == "copy 1 0") CHECK(answer == "ok " + other.hash);
 }
 
-TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked for",
-          "[quick][interception]") {
+TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked", "[quick][interception]") {
     Captured host(k_linked);
     auto piece = make_piece(host, "plain", k_piece_bytes);
     host.sleep({"--on-touch", "wake"});
@@ -123,8 +118,7 @@ TEST_CASE("Interception: a touch wakes the process, or fails, if that was asked 
     check_intact(host, piece);
 }
 
-TEST_CASE("Interception: touches are met as the last request that said so wants it, while anything sleeps",
-          "[interception]") {
+TEST_CASE("Interception: touches are met as the last request wants it, while asleep", "[interception]") {
     Captured host(k_linked, {"GPU_SLEEP_RULES=min=8388608,tag=big"});
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
     host.tell("alloc plain 10485760");
@@ -141,8 +135,7 @@ TEST_CASE("Interception: touches are met as the last request that said so wants 
     CHECK(host.report("gate/on_touch") == "wait"); // as the next sleep would have it
 }
 
-TEST_CASE("Interception: a wake that is withdrawn does not wait for the call that it waited for",
-          "[interception]") {
+TEST_CASE("Interception: a withdrawn wake does not wait for the call it waited for", "[interception]") {
     Captured host(k_runtime, {"GPU_SLEEP_RULES=min=8388608,tag=big", "GPU_SLEEP_SIM_DELAY=cuMemcpyDtoH:3s"});
     const auto small = make_piece(host, "plain", k_piece_bytes);
     host.tell("alloc plain 10485760");
@@ -257,8 +250,7 @@ TEST_CASE("Interception: memory that cannot be moved stays, is reported, and is 
     check_intact(host, moved);
 }
 
-TEST_CASE("Interception: memory that is left to the driver on request is reported until it is gone",
-          "[interception]") {
+TEST_CASE("Interception: memory left to the driver on request is reported while there", "[interception]") {
     using Case = std::pair<const char*, const char*>;
     const auto [setting, reason] = GENERATE(Case{"GPU_SLEEP_MIN_SIZE=1073741824", "--min-size"},
                                             Case{"GPU_SLEEP_RULES=capture=0", "a rule"});

@@ -4,8 +4,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
-
 #include <fmt/format.h>
 
 using namespace gpu_sleep::test;
@@ -16,8 +14,7 @@ constexpr std::uint64_t k_small = 64 << 10; // shares a range with others
 
 } // namespace
 
-TEST_CASE("IPC: another process opens intercepted memory, which stays while the rest sleeps",
-          "[quick][ipc]") {
+TEST_CASE("IPC: another process opens intercepted memory, which stays as the rest sleeps", "[quick][ipc]") {
     const auto way = GENERATE(k_linked, k_runtime);
     const auto bytes = GENERATE(k_piece_bytes, k_small);
     INFO(way.name << ", " << bytes << " bytes");
@@ -140,8 +137,7 @@ TEST_CASE("IPC: what is closed during a capture goes when that ends", "[ipc]") {
     CHECK(free_bytes(giver) == before);
 }
 
-TEST_CASE("IPC: what is open outlives the process that shared it; nothing more of it can be opened",
-          "[ipc]") {
+TEST_CASE("IPC: what is open outlives the process that shared it; no more of it can be opened", "[ipc]") {
     Captured giver(k_runtime), taker(k_runtime), late(k_runtime);
     const auto given = make_piece(giver, "plain", k_piece_bytes);
     const auto handle = giver.tell("share " + given.number);

@@ -64,8 +64,7 @@ TEST_CASE("Live: a program runs on from host memory, and its memory comes back",
     for (const auto& piece : pieces) host.tell("free " + piece.number);
 }
 
-TEST_CASE("Live: what runs from host memory sleeps, is freed and is mapped elsewhere like any other",
-          "[live]") {
+TEST_CASE("Live: what runs from host memory sleeps, is freed and mapped elsewhere like any other", "[live]") {
     Captured host(k_linked);
     std::vector<Piece> pieces;
     for (const auto* kind : k_live_kinds) pieces.push_back(make_piece(host, kind, k_piece_bytes));
@@ -242,8 +241,7 @@ TEST_CASE("Live: it is refused, and nothing moves, where it cannot be", "[live]"
     CHECK(go_live(host).json(k_code_of_error) == "inhibited");
     CHECK(go_live(host, {"--ignore-inhibitors"}).status == 0);
     const auto taken = host.tell("alloc plain 41943040");
-    const auto short_of_room = host.command("gpu-wake", {"--json"});
-    CHECK(short_of_room.json(k_code_of_error) == "out_of_device_memory");
+    CHECK(host.command("gpu-wake", {"--json"}).json(k_code_of_error) == "out_of_device_memory");
     CHECK(host_backed(host) > 0);
     check_intact(host, other);
     host.tell("free " + taken.substr(0, taken.find(' ')));
@@ -293,8 +291,7 @@ TEST_CASE("Live: what runs from host memory sleeps in files, and survives a fork
     check_intact(host, piece);
 }
 
-TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of a deep one can move",
-          "[live]") {
+TEST_CASE("Live: a program that runs from host memory goes deep, and nothing of it can then move", "[live]") {
     DeepMachine machine;
     REQUIRE(machine.command("gpu-sleep", {"--live"}).status == 0);
     machine.fall_asleep();

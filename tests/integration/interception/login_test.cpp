@@ -44,8 +44,7 @@ struct Home {
                 std::string("LD_LIBRARY_PATH=") + (libraries ? libraries : "")};
     }
     [[nodiscard]] Launch launch(Arguments command, Arguments variables = {}) const {
-        const auto own = environment();
-        return {std::move(command), with(std::move(variables), own), false};
+        return {std::move(command), with(std::move(variables), environment()), false};
     }
     [[nodiscard]] Output command(Arguments words, Arguments variables = {}) const {
         words.front() = command_file(words.front());
@@ -84,9 +83,7 @@ constexpr const char* k_kernel = R"({"argv": ["python3"], "language": "python", 
 
 } // namespace
 
-TEST_CASE(
-    "Login: a program that an ordinary user starts is put to sleep by root's cron, and wakes as it goes on",
-    "[login]") {
+TEST_CASE("Login: what an ordinary user starts is put to sleep by root's cron, and wakes", "[login]") {
     const Home home;
     home.enable();
     auto launch = home.login({command_file(k_runtime.program)}, {k_runtime.variable});
@@ -101,10 +98,7 @@ TEST_CASE(
     }
     Host host(launch);
     const auto piece = make_piece(host, "plain", k_piece_bytes);
-    REQUIRE(becomes_true([&] {
-        const auto idle = host.report("idle_seconds");
-        return std::strtod(idle.c_str(), nullptr) > 0.05;
-    }));
+    REQUIRE(becomes_true([&] { return std::strtod(host.report("idle_seconds").c_str(), nullptr) > 0.05; }));
     CHECK(succeeded(
         run({{"/bin/sh", "-c", command_file("gpu-reclaim") + " --idle 10ms " + std::to_string(host.pid())},
              {"PATH=/usr/bin:/bin"},
@@ -225,8 +219,7 @@ TEST_CASE("Login: GPU_SLEEP_DISABLE is a way out of gpu-run, too", "[login]") {
     check_sleeps_and_wakes(other);
 }
 
-TEST_CASE("Login: an agent that is missing or cannot be loaded fails no program, which says so in one line",
-          "[login]") {
+TEST_CASE("Login: an agent that is missing or not loadable fails no program; that says so once", "[login]") {
     const Scratch scratch;
     fs::copy_file(login_library(), scratch.path() / "libgpu-sleep-login.so");
     const bool is_broken = GENERATE(false, true);

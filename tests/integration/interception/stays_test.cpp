@@ -5,8 +5,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
-
 #include <fmt/format.h>
 
 using namespace gpu_sleep::test;

@@ -5,8 +5,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
-
 using namespace gpu_sleep::test;
 
 namespace {
@@ -62,8 +60,7 @@ TEST_CASE("Unknown call: the first one waits while the process sleeps, or is ref
     CHECK(host.command("gpu-sleep").status == 1);
 }
 
-TEST_CASE("Unknown call: one that the driver's look-up alone has, but that is known, is none",
-          "[unknown_call]") {
+TEST_CASE("Unknown call: one that only the driver's look-up has, but is known, is none", "[unknown_call]") {
     Captured host(k_runtime); // it asks the look-up for every name
     const auto from = make_piece(host, "plain", k_piece_bytes);
     static_cast<void>(make_piece(host, "plain", k_piece_bytes));
@@ -75,9 +72,7 @@ TEST_CASE("Unknown call: one that the driver's look-up alone has, but that is kn
     CHECK(host.tell("replay 1") == replayed);
 }
 
-TEST_CASE(
-    "Unknown call: a later version of what only asks, and programs that are not intercepted, are let be",
-    "[unknown_call]") {
+TEST_CASE("Unknown call: what only asks, and who is not intercepted, are let be", "[unknown_call]") {
     Captured host(k_runtime);
     const auto piece = make_piece(host, "plain", k_piece_bytes);
     CHECK(host.tell("ask_version") != "0");

@@ -4,7 +4,6 @@
 
 #include "intercepted_host.hpp"
 
-#include "support/catch.hpp"
 #include "support/tree.hpp"
 
 using namespace gpu_sleep::test;
@@ -51,8 +50,7 @@ TEST_CASE("Unseen library: a sleep refuses and says why; forced, it goes on", "[
     check_intact(host, piece);
 }
 
-TEST_CASE("Unseen library: a program that puts itself to sleep, or is not intercepted, answers for it itself",
-          "[unseen_library]") {
+TEST_CASE("Unseen library: who sleeps by itself, or is not intercepted, answers for it", "[unseen_library]") {
     LoadedHost intercepted(host_with_library({command_file("gpu-run")}));
     CHECK(intercepted.command("gpu-sleep").status == 1);
     intercepted.tell("sleep 1");
@@ -65,8 +63,7 @@ TEST_CASE("Unseen library: a program that puts itself to sleep, or is not interc
     plain.wake_whole();
 }
 
-TEST_CASE("Unseen library: a plug-in whose calls bypass the agent is refused, and with --audit it is seen",
-          "[unseen_library]") {
+TEST_CASE("Unseen library: a plug-in that bypasses the agent is refused, or audited", "[unseen_library]") {
     if (is_sanitized()) return skip("a sanitizer refuses such libraries");
     struct Row {
         const char* file;

@@ -11,17 +11,16 @@
 
 using namespace gpu_sleep::test;
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a capture ends with its context", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a capture ends with its context") {
     const auto own = make_context(0);
     REQUIRE(cuStreamBeginCapture(make_stream(), CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
     REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
-    const auto address = allocate();
-    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(cuMemFree(allocate()) == CUDA_SUCCESS);
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a capture ends with the thread whose stream it is", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a capture ends with the thread whose stream it is") {
     const auto address = allocate();
     std::thread([&] {
         cuCtxSetCurrent(contexts[0]);
@@ -37,7 +36,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: a capture ends with the thread whose strea
     CHECK(held() == 0);
 }
 
-TEST_CASE("Lifetimes: a child of fork ends, whatever its parent's threads were at", "[lifetimes]") {
+TEST_CASE("Lifetimes: a child of fork ends, whatever its parent's threads were at") {
     constexpr int k_children = 2'000;
     constexpr unsigned k_patience_s = 20;
     if (is_sanitized()) return skip("a sanitizer's allocator may be locked in a child for ever");
@@ -66,7 +65,7 @@ TEST_CASE("Lifetimes: a child of fork ends, whatever its parent's threads were a
     CHECK(status == 0);
 }
 
-TEST_CASE_METHOD(OnStream, "Lifetimes: a capture is over when the wrong thread is to end it", "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Lifetimes: a capture is over when the wrong thread is to end it") {
     const auto address = allocate();
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
     CHECK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) != CUDA_SUCCESS);
@@ -81,12 +80,11 @@ TEST_CASE_METHOD(OnStream, "Lifetimes: a capture is over when the wrong thread i
     }).join();
     CHECK(held() == 0);
     CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_ILLEGAL_STATE);
-    const auto again = allocate();
-    CHECK(cuMemFree(again) == CUDA_SUCCESS);
+    CHECK(cuMemFree(allocate()) == CUDA_SUCCESS);
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a capture goes on when the wrong stream is to end it", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a capture goes on when the wrong stream is to end it") {
     const auto origin = make_stream();
     const auto branch = make_stream();
     auto* const fork = make_event(CU_EVENT_DISABLE_TIMING);
@@ -103,7 +101,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: a capture goes on when the wrong stream is
     CHECK(cuEventDestroy(fork) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: a capture begins while a free waits for the device, and is not broken", "[lifetimes]") {
+TEST_CASE("Lifetimes: a capture begins while a free waits for the device, and is not broken") {
     constexpr std::chrono::milliseconds k_moment{100};
     constexpr std::chrono::seconds k_patience{20};
     Devices devices;
@@ -135,7 +133,7 @@ TEST_CASE("Lifetimes: a capture begins while a free waits for the device, and is
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: memory that is freed amid a capture can be had again when it is short", "[lifetimes]") {
+TEST_CASE("Lifetimes: memory that is freed amid a capture can be had again when it is short") {
     constexpr std::chrono::milliseconds k_moment{100};
     const auto mode = GENERATE(CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
                                CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -166,10 +164,9 @@ TEST_CASE("Lifetimes: memory that is freed amid a capture can be had again when 
     CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream, "Lifetimes: a capture ends with its stream", "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Lifetimes: a capture ends with its stream") {
     REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-    const auto address = allocate();
-    CHECK(cuMemFree(address) == CUDA_SUCCESS);
+    CHECK(cuMemFree(allocate()) == CUDA_SUCCESS);
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
     CHECK(held() == 0);
 }

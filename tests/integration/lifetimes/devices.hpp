@@ -4,7 +4,6 @@
 
 #pragma once
 
-#include "support/not_copied.hpp"
 #include "support/simulated_driver/testing.hpp"
 
 namespace gpu_sleep::test {
@@ -62,6 +61,26 @@ public:
     }
 
     CUcontext contexts[2] = {};
+};
+
+/// Memory of device 1 with random bytes; device 0 is current before and afterwards.
+struct There : NotCopied {
+    explicit There(const Devices& devices) {
+        REQUIRE(cuCtxSetCurrent(devices.contexts[1]) == CUDA_SUCCESS);
+        address = allocate();
+        REQUIRE(cuMemcpyHtoD(address, bytes.data(), k_bytes) == CUDA_SUCCESS);
+        REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
+    }
+    ~There() { CHECK(cuMemFree(address) == CUDA_SUCCESS); }
+    /// Whether memory has the same bytes.
+    [[nodiscard]] bool is_in(CUdeviceptr other) const {
+        std::vector<std::byte> copy(k_bytes);
+        REQUIRE(cuMemcpyDtoH(copy.data(), other, k_bytes) == CUDA_SUCCESS);
+        return copy == bytes;
+    }
+
+    CUdeviceptr address = 0;
+    std::vector<std::byte> bytes = random_bytes(k_bytes);
 };
 
 struct OnStream : Devices {

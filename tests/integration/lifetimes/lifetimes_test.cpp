@@ -9,8 +9,7 @@
 
 using namespace gpu_sleep::test;
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a pool is its device's, whichever is current when it is first named",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a pool is its device's, whichever is current when it is first named") {
     cuuint64_t threshold = k_bytes;
     REQUIRE(cuMemPoolSetAttribute(default_pool(1), CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) ==
             CUDA_SUCCESS);
@@ -28,8 +27,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: a pool is its device's, whichever is curre
           CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: access to a device's pool counts from before its first allocation on",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: access to a device's pool counts from before its first allocation on") {
     CUmemAccessDesc grant{};
     grant.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
     grant.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -45,33 +43,24 @@ TEST_CASE_METHOD(Devices, "Lifetimes: access to a device's pool counts from befo
     CHECK(cuMemPoolSetAccess(default_pool(1), &grant, 1) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: plain memory of another device can be copied, and not be filled",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: plain memory of another device can be copied, and not be filled") {
     const auto here = allocate();
-    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
-    const auto there = allocate();
-    const auto words = random_bytes(k_bytes);
-    REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
-
-    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
-    CHECK(cuMemsetD8(there, 1, k_bytes) == CUDA_ERROR_INVALID_VALUE); // as the driver does with its own
-    std::vector<std::byte> copy(k_bytes);
-    REQUIRE(cuMemcpyDtoH(copy.data(), there, k_bytes) == CUDA_SUCCESS);
-    CHECK(copy == words);
+    const There there(*this);
+    CHECK(cuMemsetD8(there.address, 1, k_bytes) ==
+          CUDA_ERROR_INVALID_VALUE); // as the driver does with its own
+    CHECK(there.is_in(there.address));
     const auto stream = make_stream();
-    REQUIRE(cuMemcpyDtoDAsync(here, there, k_bytes, stream) == CUDA_SUCCESS);
+    REQUIRE(cuMemcpyDtoDAsync(here, there.address, k_bytes, stream) == CUDA_SUCCESS);
     REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
-    REQUIRE(cuMemcpyDtoH(copy.data(), here, k_bytes) == CUDA_SUCCESS);
-    CHECK(copy == words);
-    CHECK(cuMemcpyDtoH(copy.data(), there, 2 * k_bytes) ==
+    CHECK(there.is_in(here));
+    std::vector<std::byte> copy(2 * k_bytes);
+    CHECK(cuMemcpyDtoH(copy.data(), there.address, copy.size()) ==
           CUDA_ERROR_INVALID_VALUE); // not for want of access
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
     CHECK(cuMemFree(here) == CUDA_SUCCESS);
-    CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a pool that is limited, or is made for a special use, is the driver's",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a pool that is limited, or has a special use, is the driver's") {
     CUmemPoolProps limited{};
     limited.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     limited.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
@@ -93,7 +82,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: a pool that is limited, or is made for a s
     }
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: what a pool gave outlives it", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: what a pool gave outlives it") {
     auto* const pool = make_pool();
     const auto stream = make_stream();
     CUdeviceptr first = 0, second = 0;
@@ -108,14 +97,13 @@ TEST_CASE_METHOD(Devices, "Lifetimes: what a pool gave outlives it", "[lifetimes
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Lifetimes: a pool ends while a context does that its blocks were freed in", "[lifetimes]") {
+TEST_CASE("Lifetimes: a pool ends while a context does that its blocks were freed in") {
     constexpr std::chrono::milliseconds k_delay{150};
     Devices devices;
     auto* const pool = make_pool();
     auto* const own = make_context(0);
     auto* const stream = make_stream();
-    const auto address = allocate_from(pool, k_bytes, stream);
-    CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(allocate_from(pool, k_bytes, stream), stream) == CUDA_SUCCESS);
     REQUIRE(cuCtxSetCurrent(devices.contexts[0]) == CUDA_SUCCESS);
     sim_delay("cuMemPoolDestroy", std::chrono::microseconds(k_delay).count());
     const auto calls = sim_calls("cuMemPoolDestroy");
@@ -127,7 +115,7 @@ TEST_CASE("Lifetimes: a pool ends while a context does that its blocks were free
     CHECK(held() == 0); // nobody else could say when the block's last user is done
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: blocks and events of a context do not outlive it", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: blocks and events of a context do not outlive it") {
     const auto before = held();
     const auto own = make_context(0);
     const auto stream = make_stream();
@@ -138,13 +126,12 @@ TEST_CASE_METHOD(Devices, "Lifetimes: blocks and events of a context do not outl
     CHECK(cuCtxDestroy(own) == CUDA_SUCCESS);
     REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
     CHECK(held() == before + k_bytes);
-    const auto other = allocate_async(nullptr);
-    CHECK(cuMemFreeAsync(other, nullptr) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(allocate_async(nullptr), nullptr) == CUDA_SUCCESS);
     CHECK(cuMemFree(kept) == CUDA_SUCCESS); // its context is gone, and it is not
     CHECK(used(default_pool(0)) == 0);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a context that stays keeps what it has", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a context that stays keeps what it has") {
     const auto address = allocate();
     const auto freed = allocate_async(nullptr);
     CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
@@ -158,8 +145,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: a context that stays keeps what it has", "
     CHECK(cuMemFreeAsync(freed, nullptr) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a device that is reset has nothing left, and works again",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a device that is reset has nothing left, and works again") {
     const auto freed = allocate_async(nullptr);
     allocate_async(nullptr);
     allocate();
@@ -173,8 +159,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: a device that is reset has nothing left, a
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS); // of before, which the reset did not do
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: who held a device before its reset holds what is made after it",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: who held a device before its reset holds what is made after it") {
     allocate();
     CHECK(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
     REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
@@ -189,8 +174,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: who held a device before its reset holds w
     REQUIRE(cuDevicePrimaryCtxRetain(&contexts[0], 0) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream, "Lifetimes: memory freed in another device's stream is freed without waiting",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Lifetimes: memory freed in another device's stream is freed without waiting") {
     const auto pooled = allocate_async(stream);
     const auto plain = allocate();
     const Gate gate(stream);
@@ -203,8 +187,7 @@ TEST_CASE_METHOD(OnStream, "Lifetimes: memory freed in another device's stream i
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream, "Lifetimes: a stream that is gone gives no memory and takes none back",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Lifetimes: a stream that is gone gives no memory and takes none back") {
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
     CUdeviceptr address = 0;
     CHECK(cuMemAllocAsync(&address, k_bytes, stream) == CUDA_ERROR_INVALID_HANDLE);
@@ -215,7 +198,7 @@ TEST_CASE_METHOD(OnStream, "Lifetimes: a stream that is gone gives no memory and
     CHECK(used(default_pool(0)) == 0);
 }
 
-TEST_CASE("Lifetimes: a context does not end while a free waits for its work", "[lifetimes]") {
+TEST_CASE("Lifetimes: a context does not end while a free waits for its work") {
     constexpr std::chrono::milliseconds k_moment{100};
     Devices devices;
     void* flag = nullptr; // of a context that stays
@@ -238,7 +221,7 @@ TEST_CASE("Lifetimes: a context does not end while a free waits for its work", "
     CHECK(held() == 0);
 }
 
-TEST_CASE("Lifetimes: a context ends while others free without a pause", "[lifetimes]") {
+TEST_CASE("Lifetimes: a context ends while others free without a pause") {
     constexpr std::chrono::milliseconds k_delay{20};
     constexpr std::chrono::seconds k_patience{20};
     Devices devices;
@@ -262,8 +245,7 @@ TEST_CASE("Lifetimes: a context ends while others free without a pause", "[lifet
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(Devices, "Lifetimes: a free says what went wrong with work before it, and frees",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Lifetimes: a free says what went wrong with work before it, and frees") {
     auto* const own = make_context(0);
     const auto first = allocate();
     const auto second = allocate();
@@ -278,7 +260,7 @@ TEST_CASE_METHOD(Devices, "Lifetimes: a free says what went wrong with work befo
     sim_reset_counts();
 }
 
-TEST_CASE("Lifetimes: a sleep waits until what a call has made is noted", "[lifetimes]") {
+TEST_CASE("Lifetimes: a sleep waits until what a call has made is noted") {
     constexpr std::uint64_t k_asks_us = 1'000'000;
     constexpr std::chrono::milliseconds k_moment{300};
     Devices devices;

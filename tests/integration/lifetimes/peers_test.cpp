@@ -3,7 +3,6 @@
 // Copies between the intercepted memory of two devices.
 
 #include "devices.hpp"
-#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 
@@ -125,32 +124,25 @@ TEST_CASE("Peers: what is allocated while access is enabled can be reached", "[.
         CHECK(cuDevicePrimaryCtxRelease(device) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices, "Peers: every kind of copy reaches another device's memory", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Peers: every kind of copy reaches another device's memory") {
     const auto copy_peer = [&](CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
         return cuMemcpyPeerAsync(to, contexts[0], from, contexts[1], bytes, stream);
     };
     for (const auto& copy : {Copy(copy_batch), Copy(copy_batch_of_rows), Copy(copy_peer)}) {
         const auto here = allocate();
-        REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
-        const auto there = allocate();
-        const auto words = random_bytes(k_bytes);
-        REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
-        REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
+        const There there(*this);
         const auto stream = make_stream();
-        CHECK(copy(here, there, k_bytes, stream) == CUDA_SUCCESS);
+        CHECK(copy(here, there.address, k_bytes, stream) == CUDA_SUCCESS);
         REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
-        std::vector<std::byte> copied(k_bytes);
-        REQUIRE(cuMemcpyDtoH(copied.data(), here, k_bytes) == CUDA_SUCCESS);
-        CHECK(copied == words);
-        CHECK(copy(here, there, 2 * k_bytes, stream) == CUDA_ERROR_INVALID_VALUE); // not for want of access
+        CHECK(there.is_in(here));
+        CHECK(copy(here, there.address, 2 * k_bytes, stream) ==
+              CUDA_ERROR_INVALID_VALUE); // not for want of access
         CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
         CHECK(cuMemFree(here) == CUDA_SUCCESS);
-        CHECK(cuMemFree(there) == CUDA_SUCCESS);
     }
 }
 
-TEST_CASE_METHOD(Devices, "Peers: a graph's copy reaches another device's memory, however it is told of it",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Peers: a graph's copy reaches another device's memory, however it is told of it") {
     const auto context = contexts[0];
     const auto here = allocate();
     const auto near = allocate();
@@ -182,41 +174,26 @@ TEST_CASE_METHOD(Devices, "Peers: a graph's copy reaches another device's memory
     };
     using Way = std::function<void(CopyGraph&, const CUDA_MEMCPY3D&)>;
     for (const auto& way : {Way(add), Way(add_any), Way(set), Way(set_any), Way(set_executable)}) {
-        REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
-        const auto there = allocate(); // new each time: nobody was let at it yet
-        const auto words = random_bytes(k_bytes);
-        REQUIRE(cuMemcpyHtoD(there, words.data(), k_bytes) == CUDA_SUCCESS);
-        REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+        const There there(*this); // new each time: nobody was let at it yet
         REQUIRE(cuMemsetD8(here, 0, k_bytes) == CUDA_SUCCESS);
         CopyGraph graph;
-        way(graph, copy_of_rows(here, there, k_bytes));
-        std::vector<std::byte> copied(k_bytes);
-        REQUIRE(cuMemcpyDtoH(copied.data(), here, k_bytes) == CUDA_SUCCESS);
-        CHECK(copied == words);
-        CHECK(cuMemFree(there) == CUDA_SUCCESS);
+        way(graph, copy_of_rows(here, there.address, k_bytes));
+        CHECK(there.is_in(here));
     }
     CHECK(cuMemFree(here) == CUDA_SUCCESS);
     CHECK(cuMemFree(near) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(Devices, "Peers: a graph's filling of another device's memory is refused, as by the driver",
-                 "[lifetimes]") {
-    REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
-    const auto there = allocate();
-    REQUIRE(cuCtxSetCurrent(contexts[0]) == CUDA_SUCCESS);
+TEST_CASE_METHOD(Devices, "Peers: a graph's filling of another device's memory is refused, as by a driver") {
+    const There there(*this);
     CopyGraph graph;
-    CUDA_MEMSET_NODE_PARAMS fill{};
-    fill.dst = there;
-    fill.elementSize = 1;
-    fill.width = k_bytes;
-    fill.height = 1;
+    const CUDA_MEMSET_NODE_PARAMS fill{there.address, 0, 0, 1, k_bytes, 1};
     CHECK(cuGraphAddMemsetNode(&graph.node, graph.graph, nullptr, 0, &fill, contexts[0]) ==
           CUDA_ERROR_INVALID_VALUE);
-    CHECK(cuMemFree(there) == CUDA_SUCCESS);
 }
 
 // From here on the second device reaches the first's memory.
-TEST_CASE_METHOD(Devices, "Peers: access between contexts is disabled once it was enabled", "[lifetimes]") {
+TEST_CASE_METHOD(Devices, "Peers: access between contexts is disabled once it was enabled") {
     REQUIRE(cuCtxSetCurrent(contexts[1]) == CUDA_SUCCESS);
     CHECK(cuCtxDisablePeerAccess(contexts[0]) == CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
     CHECK(cuCtxEnablePeerAccess(contexts[0], 0) == CUDA_SUCCESS);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What pools of an intercepted program say of themselves, awake and asleep, and when they give memory back.
+// What pools of an intercepted program say of themselves, awake and asleep, when they give memory back, and
+// who may have their freed blocks: what backs a block keeps its tag, and may have to stay.
 
 #include "devices.hpp"
-
 #include "gpu_sleep/gpu_sleep.h"
 
 using namespace gpu_sleep::test;
@@ -16,6 +16,7 @@ std::uint64_t reserved(CUmemoryPool pool) {
     return number(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
 }
 
+/// It keeps what is freed, as PyTorch and others have it.
 void keep_all(CUmemoryPool pool) {
     set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ~cuuint64_t{0});
 }
@@ -34,9 +35,16 @@ bool await_held(std::uint64_t bytes) {
     return held() == bytes;
 }
 
+CUdeviceptr allocate_as(const char* tag, CUstream stream) {
+    REQUIRE(gpu_sleep_push_tag(tag) == GPU_SLEEP_OK);
+    const auto address = allocate_async(stream);
+    REQUIRE(gpu_sleep_pop_tag() == GPU_SLEEP_OK);
+    return address;
+}
+
 } // namespace
 
-TEST_CASE_METHOD(OnStream, "Pool figures: they hold awake, asleep and after a wake", "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: they hold awake, asleep and after a wake") {
     for (const bool is_own : {false, true}) {
         auto* const pool = is_own ? make_pool() : default_pool(0);
         const auto small = allocate_from(pool, 1100, stream);
@@ -69,8 +77,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: they hold awake, asleep and after a wa
     }
 }
 
-TEST_CASE_METHOD(OnStream, "Pool figures: what was freed before a program's last synchronise goes by itself",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: what was freed before a program's last synchronise goes itself") {
     for (int i = 0; i < 3; ++i) { // the last of them comes too soon for its memory to go at once
         CHECK(cuMemFreeAsync(allocate_async(stream), stream) == CUDA_SUCCESS);
         CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
@@ -78,7 +85,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: what was freed before a program's last
     CHECK(await_held(0));
 }
 
-TEST_CASE("Pool figures: who synchronises while another's memory goes has its own go, too", "[lifetimes]") {
+TEST_CASE("Pool figures: who synchronises while another's memory goes has its own go, too") {
     constexpr std::uint64_t k_unmap_us = 300'000;
     Devices devices;
     auto* const stream = make_stream();
@@ -106,7 +113,7 @@ TEST_CASE("Pool figures: who synchronises while another's memory goes has its ow
     for (auto* const pool : {own, other}) CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream, "Pool figures: what goes by itself also goes while a part sleeps", "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: what goes by itself also goes while a part sleeps") {
     void* sleeping = nullptr;
     REQUIRE(gpu_sleep_alloc(&sleeping, k_bytes, 0, "sleeping") == GPU_SLEEP_OK);
     CHECK(gpu_sleep_set_separable("sleeping", 1) == GPU_SLEEP_OK);
@@ -120,8 +127,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: what goes by itself also goes while a 
     CHECK(gpu_sleep_free(sleeping) == GPU_SLEEP_OK);
 }
 
-TEST_CASE_METHOD(OnStream, "Pool figures: freed blocks are split and joined, and the pool does not grow",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: freed blocks are split and joined, and the pool does not grow") {
     auto* const pool = make_pool();
     keep_all(pool);
     std::vector<CUdeviceptr> blocks{allocate_from(pool, 33 * k_mib, stream)};
@@ -148,7 +154,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: freed blocks are split and joined, and
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(OnStream, "Pool figures: a small block keeps no large range", "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: a small block keeps no large range") {
     auto* const pool = make_pool();
     CHECK(cuMemFreeAsync(allocate_from(pool, 100 * k_mib, stream), stream) == CUDA_SUCCESS);
     const auto small = allocate_from(pool, 1100, stream);
@@ -161,8 +167,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: a small block keeps no large range", "
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream, "Pool figures: where memory is short, a small block may have a part of any range",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: where memory is short, a small block may be part of any range") {
     auto* const pool = make_pool();
     const auto large = allocate_from(pool, 100 * k_mib, stream);
     const Gate gate(stream);
@@ -178,9 +183,7 @@ TEST_CASE_METHOD(OnStream, "Pool figures: where memory is short, a small block m
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream,
-                 "Pool figures: a pool has not much more than it ever used, whatever the order of sizes",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: a pool has little more than it ever used, in any order of sizes") {
     auto* const pool = make_pool();
     keep_all(pool);
     const auto take_all = [&](std::size_t bytes, std::size_t all) {
@@ -203,8 +206,7 @@ TEST_CASE_METHOD(OnStream,
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(OnStream, "Pool figures: blocks that several streams freed are joined once they are done",
-                 "[lifetimes]") {
+TEST_CASE_METHOD(OnStream, "Pool figures: blocks that several streams freed are joined once they are done") {
     auto* const other = make_stream();
     auto* const pool = make_pool();
     keep_all(pool);
@@ -220,4 +222,41 @@ TEST_CASE_METHOD(OnStream, "Pool figures: blocks that several streams freed are 
     CHECK(cuStreamSynchronize(other) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(pool) == CUDA_SUCCESS);
     CHECK(held() == 0);
+}
+
+TEST_CASE_METHOD(Devices, "Tags: a freed block is given out again under its own tag alone") {
+    keep_all(default_pool(0));
+    REQUIRE(gpu_sleep_set_policy("kv_cache", GPU_SLEEP_DISCARD, 1) == GPU_SLEEP_OK);
+    auto* const stream = make_stream();
+    const auto cache = allocate_as("kv_cache", stream);
+    CHECK(cuMemFreeAsync(cache, stream) == CUDA_SUCCESS);
+    const auto weights = allocate_as("weights", stream);
+    CHECK(weights != cache);
+    CHECK(allocate_as("kv_cache", stream) == cache);
+    const auto words = random_bytes(k_bytes);
+    REQUIRE(cuMemcpyHtoDAsync(weights, words.data(), k_bytes, stream) == CUDA_SUCCESS);
+    REQUIRE(cuMemcpyHtoDAsync(cache, words.data(), k_bytes, stream) == CUDA_SUCCESS);
+    REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    REQUIRE(gpu_sleep_sleep(1, nullptr, 0) == GPU_SLEEP_OK);
+    REQUIRE(gpu_sleep_wake(nullptr, 0) == GPU_SLEEP_OK);
+    std::vector<std::byte> copy(k_bytes);
+    REQUIRE(cuMemcpyDtoH(copy.data(), weights, k_bytes) == CUDA_SUCCESS);
+    CHECK(std::equal(copy.begin(), copy.end(), words.begin()));
+    REQUIRE(cuMemcpyDtoH(copy.data(), cache, k_bytes) == CUDA_SUCCESS);
+    CHECK(std::count(copy.begin(), copy.end(), std::byte{0}) == k_bytes);
+    for (const auto address : {cache, weights}) CHECK(cuMemFreeAsync(address, stream) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE_METHOD(Devices, "Tags: a freed block that has to stay on the GPU is given out no more") {
+    keep_all(default_pool(0));
+    const auto pinned = allocate_async(nullptr);
+    const unsigned yes = 1;
+    REQUIRE(cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, pinned) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(pinned, nullptr) == CUDA_SUCCESS);
+    const auto next = allocate_async(nullptr);
+    CHECK(next != pinned);
+    CHECK(cuMemFreeAsync(next, nullptr) == CUDA_SUCCESS);
+    CHECK(allocate_async(nullptr) == next);
+    CHECK(cuMemFreeAsync(next, nullptr) == CUDA_SUCCESS);
 }

@@ -59,7 +59,7 @@ CUipcMemHandle handle_of(const std::string& words) {
 
 } // namespace
 
-TEST_CASE_METHOD(Devices, "Short memory: a free frees at once or later", "[short_memory]") {
+TEST_CASE_METHOD(Devices, "Short memory: a free frees at once or later") {
     const auto bytes = GENERATE(k_bytes, k_small);
     const auto before = allocate(k_small); // so that two share a range
     const auto range = held();
@@ -76,8 +76,7 @@ TEST_CASE_METHOD(Devices, "Short memory: a free frees at once or later", "[short
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(OnStream, "Short memory: what waits for a capture is freed after it or later",
-                 "[short_memory]") {
+TEST_CASE_METHOD(OnStream, "Short memory: what waits for a capture is freed after it or later") {
     CUgraph graph = nullptr;
     sweep(
         [&] {
@@ -93,8 +92,7 @@ TEST_CASE_METHOD(OnStream, "Short memory: what waits for a capture is freed afte
     CHECK(sim_fault_counts().broken_captures == 0);
 }
 
-TEST_CASE_METHOD(OnStream, "Short memory: a free in a stream's order loses no block and no figure",
-                 "[short_memory]") {
+TEST_CASE_METHOD(OnStream, "Short memory: a free in a stream's order loses no block and no figure") {
     sweep(
         [this] {
             const auto address = allocate_async(stream);
@@ -108,9 +106,7 @@ TEST_CASE_METHOD(OnStream, "Short memory: a free in a stream's order loses no bl
         });
 }
 
-TEST_CASE_METHOD(OnStream,
-                 "Short memory: a block that could not be given out is nobody's until its last use is done",
-                 "[short_memory]") {
+TEST_CASE_METHOD(OnStream, "Short memory: a block not given out is nobody's until its last use is done") {
     const auto other = make_stream();
     const auto fill = kernel("sim_fill");
     CUdeviceptr block = 0, again = 0;
@@ -156,7 +152,7 @@ TEST_CASE_METHOD(Devices, "Short memory: another process that shares", "[.][give
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Short memory: memory of another process is closed at once or later", "[short_memory]") {
+TEST_CASE("Short memory: memory of another process is closed at once or later") {
     Process giver({{"/proc/self/exe", "[giver]"}});
     auto words = giver.read_line();
     while (words.size() != 2 * sizeof(CUipcMemHandle)) words = giver.read_line();
@@ -177,8 +173,7 @@ TEST_CASE("Short memory: memory of another process is closed at once or later", 
     CHECK(giver.wait() == 0);
 }
 
-TEST_CASE_METHOD(Devices, "Short memory: a free of the agent's own memory frees, or leaves it to be freed",
-                 "[short_memory]") {
+TEST_CASE_METHOD(Devices, "Short memory: a free of the agent's own memory frees, or leaves it to be freed") {
     void* other = nullptr;
     REQUIRE(gpu_sleep_alloc(&other, k_small, 0, "t") == GPU_SLEEP_OK);
     REQUIRE(gpu_sleep_preserve(other, k_small) == GPU_SLEEP_OK); // so that a free has marks to keep
@@ -202,8 +197,7 @@ TEST_CASE_METHOD(Devices, "Short memory: a free of the agent's own memory frees,
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(Devices, "Short memory: an allocation is made so that it can sleep, or fails",
-                 "[short_memory]") {
+TEST_CASE_METHOD(Devices, "Short memory: an allocation is made so that it can sleep, or fails") {
     const bool pooled = GENERATE(false, true);
     const bool has_new_tag = GENERATE(true, false);
     const auto left_to_driver = [] { return sim_calls("cuMemAlloc") + sim_calls("cuMemAllocAsync"); };
@@ -232,8 +226,7 @@ TEST_CASE_METHOD(Devices, "Short memory: an allocation is made so that it can sl
     CHECK(held() == 0);
 }
 
-TEST_CASE_METHOD(Devices, "Short memory: a program maps memory of its own, or has none of it",
-                 "[short_memory]") {
+TEST_CASE_METHOD(Devices, "Short memory: a program maps memory of its own, or has none of it") {
     const auto place = reserve(k_bytes);
     const auto properties = properties_on(0);
     CUmemGenericAllocationHandle handle = 0;
@@ -253,7 +246,7 @@ TEST_CASE_METHOD(Devices, "Short memory: a program maps memory of its own, or ha
     CHECK(cuMemAddressFree(place, k_bytes) == CUDA_SUCCESS);
 }
 
-TEST_CASE("Short memory: a context ends, and its memory with it, or stays", "[short_memory]") {
+TEST_CASE("Short memory: a context ends, and its memory with it, or stays") {
     enum class Kind : int { own, primary, green };
     Devices devices;
     const auto kind = GENERATE(Kind::own, Kind::primary, Kind::green);
@@ -293,7 +286,7 @@ TEST_CASE("Short memory: a context ends, and its memory with it, or stays", "[sh
         });
 }
 
-TEST_CASE_METHOD(Devices, "Short memory: a green context begins, and ends", "[short_memory]") {
+TEST_CASE_METHOD(Devices, "Short memory: a green context begins, and ends") {
     CUgreenCtx green = nullptr;
     auto status = CUDA_SUCCESS;
     sweep_each(
@@ -313,8 +306,7 @@ TEST_CASE_METHOD(Devices, "Short memory: a green context begins, and ends", "[sh
         });
 }
 
-TEST_CASE("Short memory: a context is made so that a sleep waits for its work, or not at all",
-          "[short_memory]") {
+TEST_CASE("Short memory: a context is made so that a sleep waits for its work, or not at all") {
     constexpr std::uint32_t k_moment_ms = 200;
     Devices devices;
     const auto address = allocate(k_bytes);
@@ -340,8 +332,7 @@ TEST_CASE("Short memory: a context is made so that a sleep waits for its work, o
     CHECK(cuMemFree(address) == CUDA_SUCCESS);
 }
 
-TEST_CASE_METHOD(OnStream, "Short memory: a capture begins so that a free does not break it, or not at all",
-                 "[short_memory]") {
+TEST_CASE_METHOD(OnStream, "Short memory: a capture begins so that a free does not break it, or not at all") {
     CUgraph graph = nullptr;
     auto status = CUDA_SUCCESS;
     sweep_each(
@@ -358,8 +349,7 @@ TEST_CASE_METHOD(OnStream, "Short memory: a capture begins so that a free does n
     CHECK(sim_fault_counts().broken_captures == 0);
 }
 
-TEST_CASE_METHOD(OnStream, "Short memory: what is freed after a synchronise is freed once",
-                 "[short_memory]") {
+TEST_CASE_METHOD(OnStream, "Short memory: what is freed after a synchronise is freed once") {
     auto* const pool = default_pool(0);
     const auto other = allocate(k_small);
     REQUIRE(gpu_sleep_preserve(reinterpret_cast<void*>(other), k_small) ==

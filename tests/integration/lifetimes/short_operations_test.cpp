@@ -6,7 +6,6 @@
 #include "devices.hpp"
 #include "short_memory.hpp"
 #include "support/callbacks.hpp"
-#include "support/not_copied.hpp"
 
 using namespace gpu_sleep::test;
 
@@ -26,8 +25,7 @@ public:
                     CUDA_SUCCESS);
         }
         REQUIRE(gpu_sleep_set_policy("c", GPU_SLEEP_DISCARD, 1) == GPU_SLEEP_OK);
-        callbacks_.emplace([this](const gpu_sleep_event*) { return ++prepared, 0; },
-                           [this](const gpu_sleep_event*) { return ++resumed, 0; });
+        callbacks_.emplace([this] { ++prepared; }, [this] { ++resumed; });
     }
     ~Program() {
         for (auto* const memory : memory_) CHECK(gpu_sleep_free(memory) == GPU_SLEEP_OK);
@@ -86,8 +84,7 @@ gpu_sleep_status wake_all() {
 
 } // namespace
 
-TEST_CASE_METHOD(Devices, "Short memory: a sleep succeeds, or leaves all awake and called off",
-                 "[short_memory]") {
+TEST_CASE_METHOD(Devices, "Short memory: a sleep succeeds, or leaves all awake and called off") {
     Program program;
     sweep(sleep_all, [&](bool slept) {
         CHECK(gpu_sleep_asleep_bytes() == (slept ? program.bytes() : 0));
@@ -98,8 +95,7 @@ TEST_CASE_METHOD(Devices, "Short memory: a sleep succeeds, or leaves all awake a
     });
 }
 
-TEST_CASE_METHOD(Devices, "Short memory: a wake succeeds, callbacks and all, or leaves all asleep",
-                 "[short_memory]") {
+TEST_CASE_METHOD(Devices, "Short memory: a wake succeeds, callbacks and all, or leaves all asleep") {
     Program program;
     REQUIRE(sleep_all() == GPU_SLEEP_OK);
     sweep(wake_all, [&](bool woken) {

@@ -4,8 +4,6 @@
 
 #include "../intercepted_host.hpp"
 
-#include "support/catch.hpp"
-
 using namespace gpu_sleep::test;
 
 namespace {
@@ -46,8 +44,7 @@ std::map<std::string, std::uint64_t> figures_of(Process& program, std::optional<
 
 } // namespace
 
-TEST_CASE("Stress: 16 threads lose nothing while the process sleeps and wakes, wholly and by tag",
-          "[stress]") {
+TEST_CASE("Stress: 16 threads lose nothing as the process sleeps and wakes, wholly and by tag", "[stress]") {
     Process program(stress_launch(cycles()));
     const auto status = program.wait_for(std::chrono::seconds(k_limit_seconds + 10));
     CHECK(figures_of(program, status)["cycles"] == static_cast<std::uint64_t>(cycles()));
