@@ -405,7 +405,7 @@ std::list<Import> draft_import(CUdeviceptr address, const Handle& handle, driver
     return made;
 }
 
-void begin(std::list<Import> made) noexcept {
+void note_import(std::list<Import> made) noexcept {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
     imports.all.splice(imports.all.end(), made);

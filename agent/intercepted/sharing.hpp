@@ -49,7 +49,7 @@ private:
 [[nodiscard]] std::list<Import> draft_import(CUdeviceptr address, const Handle& handle,
                                              driver::DeviceMask access);
 /// Puts it into the books, and takes it out.
-void begin(std::list<Import> made) noexcept;
+void note_import(std::list<Import> made) noexcept;
 void end_import_at(CUdeviceptr address) noexcept;
 /// Marks a descriptor by which the program exports memory. False if it cannot be marked: then nobody knows
 /// who gets it. May throw for want of memory.

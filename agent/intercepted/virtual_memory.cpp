@@ -148,7 +148,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.stay_reason = backing.imported ? k_of_another_process : handle.is_exported ? k_exported : nullptr;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
-    begin(std::move(import));
+    note_import(std::move(import));
     const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
     books().allocations.add({.address = address,
                              .bytes = mapping.bytes,

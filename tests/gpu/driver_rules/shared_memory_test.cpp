@@ -609,7 +609,7 @@ TEST_CASE("Driver: a pool that another process imports is one memory, which each
     pair.importer->tell({Deed::let_run, Deed::finish});
     pair.exporter->tell({Deed::check_plain_change, Deed::fill_plain});
     REQUIRE(pair.importer->ask(Deed::point_at, pair.exporter->ask(Deed::point)) == "0");
-    pair.importer->tell({Deed::end_pool, Deed::check_plain, Deed::free_plain});
+    pair.importer->tell({Deed::check_plain, Deed::free_plain, Deed::end_pool});
     pair.exporter->tell({Deed::check_plain, Deed::free_plain, Deed::end_pool});
 }
 
