@@ -298,8 +298,8 @@ TEST_CASE("Steps: a sleep that ends at any of them changes nothing", "[steps]") 
     }));
     for (const auto& row : refusals()) ends.insert(row.step);
     // A step belongs here only if nothing can end a sleep in it.
-    std::vector<std::string> expected{"sleep", "set what GPU work does", "settle the gate",
-                                      "unpin host memory"};
+    std::vector<std::string> expected{"sleep", "release GPU memory", "set what GPU work does",
+                                      "settle the gate", "unpin host memory"};
     if (!request.deep) expected.emplace_back("have the driver checkpoint");
     if (sweep_stride() == 1) CHECK(never(steps, ends) == expected);
 }

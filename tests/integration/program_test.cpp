@@ -130,7 +130,7 @@ TEST_CASE("Program: a process that is ending is said to be, and not to have fail
         CHECK_THAT(output.err, mentions("the process is ending") && !mentions("restart"));
     };
     if (!is_slow) {
-        host.tell("fail cuMemUnmap 1 4"); // CUDA_ERROR_DEINITIALIZED
+        host.tell("fail cuMemcpyDtoHAsync 1 4"); // CUDA_ERROR_DEINITIALIZED
         check_is_told(host.command("gpu-sleep", {"--json"}));
         CHECK(host.tell("check_all") == "intact");
         return;
