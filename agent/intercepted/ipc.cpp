@@ -167,6 +167,7 @@ Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, Import& 
     auto& backing = *locked.ledger().find(import.at);
     if (backing.mapped) GPU_SLEEP_TRY(driver::set_access(api, import.place->span(), import.access | devices));
     backing.access = import.access |= devices;
+    books().allocations.change(import.given, [&](Allocation& known) { known.access = import.access; });
     return {};
 }
 
@@ -291,7 +292,8 @@ std::list<Import> take_import(CUdeviceptr address) noexcept {
     const MutexLock lock(imports.mutex);
     const auto import = find_given(imports, address);
     if (import == imports.all.end()) return taken;
-    imports.passing.splice(imports.passing.end(), import->closing);
+    // In front of those that are being opened, each of which knows its own.
+    imports.passing.splice(imports.passing.begin(), import->closing);
     taken.splice(taken.end(), imports.all, import); // which takes no memory
     return taken;
 }
@@ -412,8 +414,6 @@ void let_reach_imports(ProgramMemory& memory, const Pool& pool) {
             if (import.pool.get() != &pool) continue;
             const auto reached = extend_reach(memory.api(), locked, import, pool.access);
             if (!reached) log::warning("memory of a pool cannot be reached: {}", reached.error().message);
-            books().allocations.change(import.given,
-                                       [&](Allocation& known) { known.access = import.access; });
         }
     });
 }
