@@ -97,16 +97,10 @@ Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& sh
     const driver::RelaxedCaptureMode relaxed(api);
     auto memory = import_memory(api, shared.memory);
     if (!memory) return std::move(memory).error();
-    auto place = driver::VaReservation::create(api, shared.what.bytes);
+    auto place = map_at_own_place(api, shared.what.bytes, memory->get(), access);
     if (!place) return std::move(place).error();
-    const auto span = place->span();
-    GPU_SLEEP_TRY(driver::map(api, span, memory->get()));
-    if (auto granted = driver::set_access(api, span, access); !granted) {
-        static_cast<void>(driver::unmap(api, span));
-        return std::move(granted).error();
-    }
-    return Opened{{{}, {}, span.address, span.address + shared.what.offset, *std::move(place), access},
-                  *std::move(memory)};
+    const auto at = place->span().address;
+    return Opened{{{}, {}, at, at + shared.what.offset, *std::move(place), access}, *std::move(memory)};
 }
 
 /// Where memory is opened.
@@ -155,9 +149,7 @@ void add(LockedMemory& locked, Opened&& opened, const Ticket& ticket, const Targ
     static_cast<void>(opened.memory.release());
     books().allocations.add(std::move(allocation));
     made.front() = std::move(opened.import);
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    imports.all.splice(imports.all.end(), made);
+    note_import(std::move(made));
 }
 
 /// Lets more devices reach what is open.

@@ -38,6 +38,19 @@ Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const Uniqu
     return driver::PhysicalMemory(api, handle);
 }
 
+Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
+                                               driver::PhysicalMemory::Handle handle,
+                                               driver::DeviceMask access) {
+    auto place = driver::VaReservation::create(api, bytes);
+    if (!place) return place;
+    const auto span = place->span();
+    GPU_SLEEP_TRY(driver::map(api, span, handle));
+    auto granted = driver::set_access(api, span, access);
+    if (granted) return place;
+    static_cast<void>(driver::unmap(api, span));
+    return std::move(granted).error();
+}
+
 Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model::SharedMemoryRequest asked) {
     constexpr Milliseconds k_between_tries{20};
     constexpr Milliseconds k_silence{3'000};

@@ -21,6 +21,10 @@ inline constexpr Milliseconds k_patience{10'000};
 [[nodiscard]] std::optional<std::array<std::uint64_t, 2>> secret();
 /// The driver's handle of memory that came by a descriptor. Errors: driver_failed, context_lost.
 [[nodiscard]] Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory);
+/// Maps a handle of so many bytes where nothing else is. Errors: out_of_device_memory, driver_failed.
+[[nodiscard]] Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
+                                                             driver::PhysicalMemory::Handle handle,
+                                                             driver::DeviceMask access);
 /// Asks again while the memory sleeps at its owner, as a touch waits. Errors: those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner,

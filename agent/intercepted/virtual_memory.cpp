@@ -407,22 +407,18 @@ void map_loose_imports(ProgramMemory& memory) {
     with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
         for (auto& [number, handle] : all.handles) {
             if (!handle.import || !handle.mappings.empty() || handle.stay_reason) continue;
-            auto place = driver::VaReservation::create(memory.api(), handle.bytes);
-            if (!place) continue; // then it stays
-            const auto span = place->span();
             const auto access = driver::DeviceMask{1} << handle.imported_on;
-            std::map<CUdeviceptr, Mapping> made; // what takes memory comes first
-            made.emplace(span.address, Mapping{.bytes = span.bytes, .handle = &handle, .access = access});
+            auto made = make_entry<std::map<CUdeviceptr, Mapping>>(); // what takes memory comes first
+            made.mapped() = {.bytes = handle.bytes, .handle = &handle, .access = access};
             handle.mappings.reserve(1);
-            if (!driver::map(memory.api(), span, handle.real)) continue;
-            if (!driver::set_access(memory.api(), span, access)) {
-                static_cast<void>(driver::unmap(memory.api(), span));
-                continue;
-            }
-            all.mappings.merge(made);
-            handle.mappings.push_back(span.address);
+            auto place = map_at_own_place(memory.api(), handle.bytes, handle.real, access);
+            if (!place) continue; // then it stays
+            const auto at = place->span().address;
+            made.key() = at;
+            auto& mapping = all.mappings.insert(std::move(made)).position->second;
+            handle.mappings.push_back(at);
             handle.place = *std::move(place);
-            hand_to_ledger(locked, span.address, all.mappings.at(span.address), choose_tag);
+            hand_to_ledger(locked, at, mapping, choose_tag);
         }
     });
 }

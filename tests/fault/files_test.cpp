@@ -186,11 +186,23 @@ TEST_CASE("Kept files: a sleep that cannot name one leaves none, and can be trie
     const auto missing = GENERATE(std::size_t{0}, std::size_t{1}, std::size_t{2});
     ThreeFiles three(true);
     CallWords words;
+    fs::path file;
     three.fixture.control().progress = [&](const model::Progress& progress) {
         if (!words.are(progress) && progress.phase == model::Progress::Phase::release)
-            fs::rename(three.files().at(missing), three.scratch.file("away"));
+            fs::rename(file = three.files().at(missing), three.scratch.file("away"));
         return true;
     };
+    if (GENERATE(false, true)) { // others that share memory with it have gone on
+        three.fixture.control().wait_for_others = [] { return Result<bool>(true); };
+        const auto notes = three.fixture.slept(three.request).notes;
+        REQUIRE(notes.size() == 1);
+        CHECK(notes.front().find("may be removed when the process wakes") != std::string::npos);
+        CHECK(three.fixture.state() == State::asleep);
+        fs::rename(three.scratch.file("away"), file);
+        three.fixture.control() = {};
+        three.fixture.wake_whole();
+        return;
+    }
     REQUIRE_FALSE(three.fixture.sleep(three.request));
     CHECK(three.fixture.state() == State::awake);
     CHECK(three.fixture.all_intact());
