@@ -37,6 +37,7 @@ class Sleeper:
         self.residual = {}
         self.refusal, self.deep_cycles = "", 0
         self.bytes, self.moves, self.refused = {}, 0, collections.Counter()
+        self.may_be_late = program.refuses_at_times or program.refuses_deep # once it is asleep
 
     def command(self, name, *words):
         done, answer, seconds = gpu_commands.run(self.options.build, name, *words)
@@ -61,7 +62,7 @@ class Sleeper:
         words = (*words, "--timeout", self.options.timeout, *self.program.sleep_options)
         if self.options.deep and (not self.refusal or self.program.refuses_at_times):
             done = self.command("gpu-sleep", *words, "--deep")
-            late = self.program.refuses_at_times and "asleep, but not deeply" in done[3]
+            late = self.may_be_late and "asleep, but not deeply" in done[3]
             if not late and "cannot sleep deeply" not in done[3]:
                 return done
             self.refusal = done[3]
@@ -95,7 +96,7 @@ class Sleeper:
         process = answer["processes"][0] if answer["processes"] else {}
         report = process.get("report", {})
         # A deep sleep that is refused late leaves it asleep.
-        is_left = self.program.refuses_at_times and process.get("state") == "asleep"
+        is_left = self.may_be_late and process.get("state") == "asleep"
         if status == OK and (report.get("changed") or is_left):
             self.sleeps.append(seconds)
             return (True, sum(device["moved_bytes"] for device in report["devices"]),

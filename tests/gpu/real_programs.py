@@ -48,7 +48,9 @@ class Program:
     together: bool = False # all its processes as one, at any moment
     asleep: tuple = ASLEEP_SECONDS # at least and at most
     most: int = 0 # cycles; 0: as many as the options say
+    seconds: float = 0 # how long its steps take at least under gpu-run, if longer than the options say
     refuses_deep: bool = False # because of what the driver cannot checkpoint
+    hangs_deep: bool = False # for the driver does not interrupt its kernels afterwards
     refuses_at_times: bool = False # while it shares memory, or is about to, or once a context has failed
     sleep_options: tuple = ()
     fails: bool = False # its contexts, of which gpu-sleep may complain
@@ -95,7 +97,11 @@ ALL = [
     cuda_program("textures", "textures.cu", "-cudart", "static"),
     cuda_program("shared_memory", "shared_memory.cpp", libraries=("-lcuda",), refuses_deep=True),
     cuda_program("shared_memory_together", "shared_memory.cpp", libraries=("-lcuda",), ranks=2, together=True,
-                 arguments=("--seconds", "20")),
+                 seconds=20, refuses_at_times=True), # while a descriptor is on its way
+    cuda_program("all_reduce_of_its_own", "custom_all_reduce.cu", "-cudart", "static", ranks=2, together=True,
+                 hangs_deep=True),
+    cuda_program("all_reduce_of_two_gpus", "custom_all_reduce.cu", "-cudart", "static", arguments=("--gpus", "2"), gpus=2,
+                 together=True),
     cuda_program("ipc_handles", "ipc_handles.cpp", libraries=("-lcuda",), refuses_at_times=True),
     cuda_program("assertions", "assertions.cu", "-cudart", "static", arguments=("--steps", "20"), refuses_at_times=True,
                  fails=True),
@@ -203,6 +209,8 @@ class Bench:
             return f"needs {program.header}"
         if program.gpus > self.options.gpus:
             return f"needs {program.gpus} GPUs"
+        if program.hangs_deep and self.options.deep:
+            return "its kernels wait for each other on one GPU"
         return ""
 
     def compiler(self, program):
@@ -240,7 +248,7 @@ class Bench:
         sleeper = Sleeper(self.options, name, program)
         start = time.monotonic()
         deadline = start + self.options.limit
-        running = self.start(program, prefix, self.options.seconds)
+        running = self.start(program, prefix, max(self.options.seconds, program.seconds))
         try:
             sleeper.run(running, deadline)
             digest, problem = running.digest(deadline - time.monotonic())

@@ -118,6 +118,13 @@ private:
     std::uint32_t launches_ = 0;
 };
 
+void checkpoint_and_restore(const Target& target) {
+    REQUIRE(target.lock() == CUDA_SUCCESS);
+    REQUIRE(target.checkpoint() == CUDA_SUCCESS);
+    REQUIRE(target.restore() == CUDA_SUCCESS);
+    REQUIRE(target.unlock() == CUDA_SUCCESS);
+}
+
 } // namespace
 
 // It is killed by its parent.
@@ -218,15 +225,33 @@ TEST_CASE("Driver: page-locked memory can be read while its process is checkpoin
 TEST_CASE("Driver: a failed assertion is an illegal instruction after a restore", "[driver_rules]") {
     const bool is_restored = GENERATE(false, true);
     Target target;
-    if (is_restored) {
-        REQUIRE(target.lock() == CUDA_SUCCESS);
-        REQUIRE(target.checkpoint() == CUDA_SUCCESS);
-        REQUIRE(target.restore() == CUDA_SUCCESS);
-        REQUIRE(target.unlock() == CUDA_SUCCESS);
-    }
+    if (is_restored) checkpoint_and_restore(target);
     const char said = target.ask(Order::fail);
     if (said == 's') return gpu_sleep::test::skip("the simulated driver has no assertions");
     CHECK(said == (is_restored ? 'i' : 'a'));
+}
+
+TEST_CASE("Driver: a running kernel of a restored process is not interrupted for other processes", "[driver_rules]") {
+    if (::dlsym(RTLD_DEFAULT, "sim_live_objects"))
+        return gpu_sleep::test::skip("the simulated driver's processes do not take turns on a device");
+    const bool is_restored = GENERATE(false, true);
+    Target target;
+    if (is_restored) checkpoint_and_restore(target);
+    const OnRange session;
+    auto* const add = kernel("sim_add");
+    const auto run = [&] {
+        return launch(add, nullptr, session.range.address, std::uint64_t{1}, std::uint32_t{1});
+    };
+    REQUIRE(run() == CUDA_SUCCESS);
+    REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+    REQUIRE(target.ask(Order::spin) == 'y');
+    std::this_thread::sleep_for(std::chrono::milliseconds(50)); // it has begun
+    REQUIRE(run() == CUDA_SUCCESS);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const auto meanwhile = cuStreamQuery(nullptr);
+    REQUIRE(target.ask(Order::let_go) == 'y');
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS);
+    CHECK(meanwhile == (is_restored ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS));
 }
 
 TEST_CASE("Driver: a process that cannot reach its page-locked memory is checkpointed, and not restored",
