@@ -38,18 +38,13 @@ void unmap_import(ProgramMemory& memory, const Import& import) {
         if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
         if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
     });
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto passing = std::ranges::find_if(imports.passing, [&](const PassingImport& each) {
-        return each.from == import.from && each.asked == import.asked;
-    });
-    if (passing != imports.passing.end()) imports.passing.erase(passing);
+    books().imports.has_closed(import);
 }
 
 /// Frees what is no block of a pool here: plain memory, or what was imported by a pool.
 void give_plain(ProgramMemory& memory, const Allocation& freed) {
     if (!freed.is_import) return give_range(memory, freed.address);
-    for (const auto& import : take_import(freed.address)) unmap_import(memory, import);
+    for (const auto& import : books().imports.take(freed.address)) unmap_import(memory, import);
 }
 
 /// Frees plain memory that waited for a stream which is there now.

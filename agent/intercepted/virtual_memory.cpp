@@ -7,7 +7,7 @@
 
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
-#include "intercepted/sharing.hpp"
+#include "intercepted/virtual_memory.hpp"
 #include "model/model.hpp"
 
 #include <fcntl.h>
@@ -16,23 +16,6 @@
 namespace gpu_sleep::agent::intercepted {
 
 namespace {
-
-/// Null when the program has no such handle.
-Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto found = all.handles.find(number);
-    return found == all.handles.end() ? nullptr : &found->second;
-}
-
-/// Calls `use` under the mutexes of the program's memory and of its handles.
-template <class Use>
-auto with_handles(ProgramMemory& memory, const Use& use) {
-    // Clang does not see that the mutex which `use` requires is that of the handles it is given.
-    return memory.with_lock([&](LockedMemory& locked) GPU_SLEEP_UNCHECKED {
-        auto& all = books().handles;
-        const MutexLock lock(all.mutex);
-        return use(locked, all);
-    });
-}
 
 /// Gives it back to the driver once the program has neither it nor a mapping of it.
 void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle)
@@ -63,7 +46,7 @@ void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mappin
         with->shared_ranges().withdraw(mapping.handle->number).end();
         if (!mapping.handle->stay_reason) mapping.handle->stay_reason = k_exported;
     }
-    if (mapping.handle->import) end_import_at(address);
+    if (mapping.handle->import) books().imports.end_at(address);
     const auto removed = memory.remove_mapping(address);
     mapping.in_ledger = false;
     mapping.handle->real = removed.handle;
@@ -79,32 +62,6 @@ void make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* r
     if (!handle.stay_reason) handle.stay_reason = reason;
 }
 
-/// The driver's handle behind the program's, or the handle itself when it is none of ours; nothing when its
-/// memory sleeps.
-std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
-    std::optional real = handle;
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            if (const auto* mine = find_handle(all, handle)) real = real_handle(locked, all, *mine);
-        });
-    });
-    return real;
-}
-
-void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            if (auto* mine = find_handle(all, handle))
-                make_stay(locked, all, *mine, reason);
-            else if (reason == k_exported)
-                books().residual.handle_shared(handle, reason);
-        });
-    });
-}
-
-/// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
-constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
-
 /// Lets others ask for what is mapped, which the ledger has: it stays unless all of them go to sleep.
 void share_mapping(LockedMemory& memory, const Handle& handle, CUdeviceptr address) {
     memory.make_stay(address, k_exported, true);
@@ -116,6 +73,18 @@ void share_mapping(LockedMemory& memory, const Handle& handle, CUdeviceptr addre
                                                   .place = address,
                                                   .reason = k_exported,
                                                   .by_descriptor = true});
+}
+
+/// A record of memory that the ledger is to have at the address, where it is imported.
+std::list<Import> draft_import(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {
+    std::list<Import> made;
+    if (!handle.import) return made;
+    auto& import = made.emplace_back();
+    import.from = handle.import->from;
+    import.asked = handle.import->asked;
+    import.at = address;
+    import.access = access;
+    return made;
 }
 
 /// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
@@ -148,7 +117,7 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.stay_reason = backing.imported ? k_of_another_process : handle.is_exported ? k_exported : nullptr;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
-    note_import(std::move(import));
+    books().imports.add(std::move(import));
     const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
     books().allocations.add({.address = address,
                              .bytes = mapping.bytes,
@@ -215,12 +184,52 @@ std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memo
     return handle.real;
 }
 
+std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
+    std::optional real = handle;
+    with_memory([&](ProgramMemory& memory) {
+        with_handles(memory, [&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+            if (const auto* mine = all.find(handle)) real = real_handle(locked, all, *mine);
+        });
+    });
+    return real;
+}
+
+void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+    with_memory([&](ProgramMemory& memory) {
+        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+            if (auto* mine = all.find(handle))
+                make_stay(locked, all, *mine, reason);
+            else if (reason == k_exported)
+                books().residual.handle_shared(handle, reason);
+        });
+    });
+}
+
+void share_handle(LockedMemory& memory, const Handles& all, Handle& handle) {
+    for (const auto at : handle.mappings)
+        if (!handle.is_exported && all.mappings.at(at).in_ledger) share_mapping(memory, handle, at);
+    handle.is_exported = true;
+}
+
+Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
+                                               driver::PhysicalMemory::Handle handle,
+                                               driver::DeviceMask access) {
+    auto place = driver::VaReservation::create(api, bytes);
+    if (!place) return place;
+    const auto span = place->span();
+    GPU_SLEEP_TRY(driver::map(api, span, handle));
+    auto granted = driver::set_access(api, span, access);
+    if (granted) return place;
+    static_cast<void>(driver::unmap(api, span));
+    return std::move(granted).error();
+}
+
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
               unsigned long long flags) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!handle || !properties || !is_device(properties->location)) return std::nullopt;
         // Memory for the record is taken first: once the driver has made the handle, nothing may fail.
-        auto made = make_entry<std::map<std::uint64_t, Handle>>();
+        auto made = make_entry<Handles::ByNumber>();
         auto& mine = made.mapped();
         const auto status = try_for_memory(
             memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); });
@@ -232,53 +241,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         mine.stay_reason = why_it_stays(*properties);
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        made.key() = mine.number = *handle = k_first_handle + ++all.next;
-        all.handles.insert(std::move(made));
-        return CUDA_SUCCESS;
-    });
-}
-
-Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept {
-    const auto give_up = [=]() -> Answer {
-        if (note_unseen_import(descriptor)) return std::nullopt;
-        log::warning("memory that came by descriptor {} cannot be opened: too few descriptors", descriptor);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    };
-    return answered([&]() -> Answer {
-        const auto with = intercepted::memory();
-        if (!handle) return std::nullopt;
-        const auto import = with ? recognise(descriptor) : Result<PassingImport>(Error());
-        if (!import) return give_up();
-        auto& memory = *with;
-        auto& all = books().handles;
-        if (import->from.pid == ::getpid()) {
-            const MutexLock lock(all.mutex);
-            auto* const own = find_handle(all, import->asked.allocation);
-            if (!own) return CUDA_ERROR_INVALID_VALUE;
-            ++own->references;
-            *handle = own->number;
-            return CUDA_SUCCESS;
-        }
-        const Passing passing(*import);
-        const auto shared = ask_until_awake(import->from, import->asked);
-        if (!shared) return give_up();
-        auto made = make_entry<std::map<std::uint64_t, Handle>>();
-        auto& mine = made.mapped();
-        mine.import = *import;
-        mine.bytes = shared->what.bytes;
-        mine.references = 1;
-        auto opened = import_memory(memory.api(), shared->memory);
-        if (!opened) return to_status(opened.error());
-        const auto status =
-            memory.api().cuMemGetAllocationPropertiesFromHandle(&mine.properties, opened->get());
-        if (status != CUDA_SUCCESS) return status;
-        mine.imported_on = driver::current_device(memory.api()).value_or(mine.properties.location.id);
-        mine.stay_reason =
-            is_device(mine.properties.location) ? why_it_stays(mine.properties) : k_of_another_process;
-        const MutexLock lock(all.mutex);
-        mine.real = opened->release();
-        made.key() = mine.number = *handle = k_first_handle + ++all.next;
-        all.handles.insert(std::move(made));
+        *handle = all.add(std::move(made));
         return CUDA_SUCCESS;
     });
 }
@@ -289,7 +252,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
         if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        auto* mine = find_handle(all, handle);
+        auto* mine = all.find(handle);
         if (!mine) return std::nullopt;
         if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
         --mine->references;
@@ -321,7 +284,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
         if (!properties) return std::nullopt;
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        const auto* mine = find_handle(all, handle);
+        const auto* mine = all.find(handle);
         if (!mine) return std::nullopt;
         *properties = mine->properties;
         return CUDA_SUCCESS;
@@ -331,7 +294,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
 void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    const auto* mine = find_handle(all, handle);
+    const auto* mine = all.find(handle);
     if (!mine) return;
     for (const auto at : mine->mappings) named.spans.push_back({at, at + all.mappings.at(at).bytes});
 }
@@ -341,10 +304,10 @@ Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGene
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         return with_handles(
             memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
-                auto* mine = find_handle(all, handle);
+                auto* mine = all.find(handle);
                 if (!mine) return std::nullopt;
                 unmap_from_own_place(memory, locked, all, *mine);
-                mine = find_handle(all, handle); // which may have waited for that to be released
+                mine = all.find(handle); // which may have waited for that to be released
                 if (!mine) return CUDA_ERROR_INVALID_VALUE;
                 const auto real = real_handle(locked, all, *mine);
                 if (!real) return k_sleeps;
@@ -446,27 +409,6 @@ bool own_mappings_sleep() noexcept {
             return sleeps(locked, mapping.first, mapping.second);
         });
     });
-}
-
-CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descriptor,
-                       const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept {
-    const auto real = real_handle_of(handle);
-    if (!real) return k_sleeps;
-    const auto status = use(*real);
-    if (status != CUDA_SUCCESS) return status;
-    bool is_known = false;
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            auto* const mine = find_handle(all, handle);
-            if (!mine || mine->stay_reason) return;
-            if (!note_export(all, *mine, *descriptor)) return;
-            for (const auto at : mine->mappings)
-                if (!mine->is_exported && all.mappings.at(at).in_ledger) share_mapping(locked, *mine, at);
-            is_known = mine->is_exported = true;
-        });
-    });
-    if (!is_known) make_handle_stay(handle, k_exported);
-    return status;
 }
 
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,

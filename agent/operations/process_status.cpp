@@ -7,6 +7,7 @@
 #include "common/interception.hpp"
 #include "intercepted/memory.hpp"
 #include "intercepted/unseen.hpp"
+#include "sharing/sharing.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -102,7 +103,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (report.operation == model::Operation::status) {
         add_devices(report);
-        report.sharers = intercepted::sharers(memory_);
+        report.sharers = sharing::sharers(memory_);
     }
     for (auto& device : report.devices) {
         auto known = devices_.find(device.device);

@@ -10,6 +10,7 @@
 #include "driver/memory.hpp"
 #include "model/request.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <list>
@@ -98,16 +99,33 @@ struct Handle {
     return is_whole && is_open ? nullptr : "mapped in part, or without access for its own device";
 }
 
+/// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
+inline constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
+
 /// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
 /// without a mapping, which the ledger does not know, needs this one alone.
 struct Handles {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
-    std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
+    using ByNumber = std::map<std::uint64_t, Handle>;
+    ByNumber handles GPU_SLEEP_GUARDED_BY(mutex);
     std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
     /// They hold locks, so that the memory stays which was imported here and nobody was told of.
     std::vector<HeldFile> unseen_imports GPU_SLEEP_GUARDED_BY(mutex);
+
+    /// Null when the program has no such handle.
+    [[nodiscard]] Handle* find(std::uint64_t number) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        const auto found = handles.find(number);
+        return found == handles.end() ? nullptr : &found->second;
+    }
+    /// Adds a handle, and returns the number by which the program names it from now on.
+    [[nodiscard]] std::uint64_t add(ByNumber::node_type made) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        const auto number = k_first_handle + ++next;
+        made.key() = made.mapped().number = number;
+        handles.insert(std::move(made));
+        return number;
+    }
 };
 
 /// Memory of another process that the ledger has.
@@ -132,6 +150,52 @@ struct Imports {
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
     std::list<PassingImport> passing GPU_SLEEP_GUARDED_BY(mutex);
+
+    // None of these takes memory.
+
+    void add(std::list<Import> made) noexcept {
+        const MutexLock lock(mutex);
+        all.splice(all.end(), made);
+    }
+    /// The ledger has it no more.
+    void end_at(CUdeviceptr address) noexcept {
+        const MutexLock lock(mutex);
+        all.remove_if([&](const Import& each) { return each.at == address; });
+    }
+    /// Closes once what was given to the program at the address, by a pool or by CUDA IPC. Returns how often
+    /// it is open still; nothing if there is none.
+    [[nodiscard]] std::optional<unsigned> close_once(CUdeviceptr address, bool is_of_pool) noexcept {
+        const MutexLock lock(mutex);
+        const auto import = find_given(address);
+        const bool is_open =
+            import != all.end() && (import->pool != nullptr) == is_of_pool && import->opens != 0;
+        return is_open ? std::optional(--import->opens) : std::nullopt;
+    }
+    /// Takes out what was given to the program at the address. It may be used until it is unmapped, and
+    /// passes until has_closed().
+    [[nodiscard]] std::list<Import> take(CUdeviceptr address) noexcept {
+        std::list<Import> taken;
+        const MutexLock lock(mutex);
+        const auto import = find_given(address);
+        if (import == all.end()) return taken;
+        // In front of those that are being opened, each of which knows its own.
+        passing.splice(passing.begin(), import->closing);
+        taken.splice(taken.end(), all, import);
+        return taken;
+    }
+    /// What take() took out is unmapped.
+    void has_closed(const Import& import) noexcept {
+        const MutexLock lock(mutex);
+        const auto closed = std::ranges::find_if(passing, [&](const PassingImport& each) {
+            return each.from == import.from && each.asked == import.asked;
+        });
+        if (closed != passing.end()) passing.erase(closed);
+    }
+
+private:
+    std::list<Import>::iterator find_given(CUdeviceptr address) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        return std::ranges::find_if(all, [=](const Import& i) { return i.place && i.given == address; });
+    }
 };
 
 } // namespace gpu_sleep::agent::registry

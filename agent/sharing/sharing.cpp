@@ -3,10 +3,11 @@
 // What processes share stays on the GPU, unless all that have it go to sleep together. Then each keeps its
 // contents: who opened it may outlive its owner. A wake gets it from the owner again.
 
-#include "intercepted/sharing.hpp"
+#include "sharing/sharing.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
+#include "sharing/inside.hpp"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -18,7 +19,7 @@
 #include <set>
 #include <thread>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::sharing {
 
 std::optional<std::array<std::uint64_t, 2>> secret() {
     using Words = std::array<std::uint64_t, 2>;
@@ -36,19 +37,6 @@ Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const Uniqu
     GPU_SLEEP_DRIVER_TRY(api, cuMemImportFromShareableHandle, "cannot open shared memory", &handle,
                          descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     return driver::PhysicalMemory(api, handle);
-}
-
-Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
-                                               driver::PhysicalMemory::Handle handle,
-                                               driver::DeviceMask access) {
-    auto place = driver::VaReservation::create(api, bytes);
-    if (!place) return place;
-    const auto span = place->span();
-    GPU_SLEEP_TRY(driver::map(api, span, handle));
-    auto granted = driver::set_access(api, span, access);
-    if (granted) return place;
-    static_cast<void>(driver::unmap(api, span));
-    return std::move(granted).error();
 }
 
 Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model::SharedMemoryRequest asked) {
@@ -456,4 +444,4 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
     return {};
 }
 
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::sharing

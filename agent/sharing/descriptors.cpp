@@ -5,9 +5,10 @@
 // descriptor is left; where the program keeps one, a ticket lies in its place meanwhile, which is marked
 // alike.
 
-#include "intercepted/sharing.hpp"
+#include "sharing/inside.hpp"
 
 #include "base/files.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,7 +23,7 @@
 #include <set>
 #include <utility>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::sharing {
 namespace {
 
 constexpr Milliseconds k_until_told{1'000}; // the program waits, and others may be stopped
@@ -394,29 +395,6 @@ void put_descriptors_back(const LockedMemory& locked) noexcept {
     });
 }
 
-std::list<Import> draft_import(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {
-    std::list<Import> made;
-    if (!handle.import) return made;
-    auto& import = made.emplace_back();
-    import.from = handle.import->from;
-    import.asked = handle.import->asked;
-    import.at = address;
-    import.access = access;
-    return made;
-}
-
-void note_import(std::list<Import> made) noexcept {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    imports.all.splice(imports.all.end(), made);
-}
-
-void end_import_at(CUdeviceptr address) noexcept {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    imports.all.remove_if([&](const Import& each) { return each.at == address; });
-}
-
 Passing::Passing(PassingImport import) : import_{import}, here_(import_.begin()) {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
@@ -429,4 +407,4 @@ Passing::~Passing() {
     import_.splice(import_.end(), imports.passing, here_);
 }
 
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::sharing

@@ -4,10 +4,12 @@
 // these ways, so what programs pass on says where to ask for it; the agents pass the memory itself on as a
 // descriptor.
 
-#include "intercepted/memory.hpp"
+#include "sharing/sharing.hpp"
 
 #include "intercepted/freeing.hpp"
-#include "intercepted/sharing.hpp"
+#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
+#include "sharing/inside.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,7 +18,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::sharing {
 namespace {
 
 constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
@@ -149,18 +151,7 @@ void add(LockedMemory& locked, Opened&& opened, const Ticket& ticket, const Targ
     static_cast<void>(opened.memory.release());
     books().allocations.add(std::move(allocation));
     made.front() = std::move(opened.import);
-    note_import(std::move(made));
-}
-
-/// Lets more devices reach what is open.
-Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, Import& import,
-                          driver::DeviceMask devices) {
-    if ((devices & ~import.access) == 0) return {};
-    auto& backing = *locked.ledger().find(import.at);
-    if (backing.mapped) GPU_SLEEP_TRY(driver::set_access(api, import.place->span(), import.access | devices));
-    backing.access = import.access |= devices;
-    books().allocations.change(import.given, [&](Allocation& known) { known.access = import.access; });
-    return {};
+    books().imports.add(std::move(made));
 }
 
 /// One more open of what is open already, for a device more perhaps; no answer when it is not.
@@ -239,12 +230,6 @@ Answer open_memory(ProgramMemory& memory, CUdeviceptr& address, const Ticket& ti
     return status;
 }
 
-/// The import that was given to the program at the address.
-std::list<Import>::iterator find_given(Imports& imports, CUdeviceptr address)
-    GPU_SLEEP_REQUIRES(imports.mutex) {
-    return std::ranges::find_if(imports.all, [&](const Import& i) { return i.place && i.given == address; });
-}
-
 } // namespace
 
 Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept {
@@ -269,33 +254,12 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
     });
 }
 
-std::optional<unsigned> close_once(CUdeviceptr address, bool is_of_pool) noexcept {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto import = find_given(imports, address);
-    const bool is_open =
-        import != imports.all.end() && (import->pool != nullptr) == is_of_pool && import->opens != 0;
-    return is_open ? std::optional(--import->opens) : std::nullopt;
-}
-
-std::list<Import> take_import(CUdeviceptr address) noexcept {
-    std::list<Import> taken;
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto import = find_given(imports, address);
-    if (import == imports.all.end()) return taken;
-    // In front of those that are being opened, each of which knows its own.
-    imports.passing.splice(imports.passing.begin(), import->closing);
-    taken.splice(taken.end(), imports.all, import); // which takes no memory
-    return taken;
-}
-
 Answer close_ipc(CUdeviceptr address) noexcept {
     return answered_with_memory([&](ProgramMemory&) -> Answer {
-        const auto left = close_once(address, false);
+        const auto left = books().imports.close_once(address, false);
         if (!left) return std::nullopt;
         if (*left != 0) return CUDA_SUCCESS;
-        Later::Items closed{{}, take_import(address)};
+        Later::Items closed{{}, books().imports.take(address)};
         books().residual.take(address);
         books().later.add(closed);
         free_waiting();
@@ -398,16 +362,4 @@ Answer import_pointer(CUdeviceptr* address, CUmemoryPool handle,
     });
 }
 
-void let_reach_imports(ProgramMemory& memory, const Pool& pool) {
-    memory.with_lock([&](LockedMemory& locked) {
-        auto& imports = books().imports;
-        const MutexLock lock(imports.mutex);
-        for (auto& import : imports.all) {
-            if (import.pool.get() != &pool) continue;
-            const auto reached = extend_reach(memory.api(), locked, import, pool.access);
-            if (!reached) log::warning("memory of a pool cannot be reached: {}", reached.error().message);
-        }
-    });
-}
-
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::sharing
