@@ -25,73 +25,76 @@ void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle
     all.handles.erase(handle.number);
 }
 
+/// As answered_with_memory(), under the mutexes of with_handles().
+template <class Body>
+Answer answered_with_handles(const Body& body) noexcept {
+    return answered_with_memory([&](ProgramMemory& memory) {
+        return with_handles(memory, [&](LockedMemory& locked, Handles& all)
+                                        GPU_SLEEP_UNCHECKED { return body(memory, locked, all); });
+    });
+}
+
 /// Whether the mapping's contents are kept elsewhere, and its handle has no memory.
-bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
-    const auto* const backing = mapping.in_ledger ? memory.ledger().find(address) : nullptr;
+bool sleeps(const LockedMemory& memory, const Mapping& mapping) {
+    const auto* const backing = mapping.in_ledger ? memory.ledger().find(mapping.address) : nullptr;
     return backing && backing->is_asleep();
 }
 
-bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    return std::any_of(mappings.begin(), mappings.end(), [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
-        return sleeps(memory, at, all.mappings.at(at));
-    });
+bool any_sleeps(const LockedMemory& memory, const std::vector<Mapping*>& mappings) {
+    return std::ranges::any_of(mappings, [&](const auto* mapping) { return sleeps(memory, *mapping); });
 }
 
 /// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again. From then on
 /// nobody asks here who has it, too: exported, it stays for good.
-void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping) {
+void take_from_ledger(LockedMemory& memory, Mapping& mapping) {
     if (!mapping.in_ledger) return;
-    if (auto* const with = intercepted::memory(); with && mapping.handle->is_exported) {
-        with->shared_ranges().withdraw(mapping.handle->number).end();
-        if (!mapping.handle->stay_reason) mapping.handle->stay_reason = k_exported;
+    auto& handle = *mapping.handle;
+    if (auto* const with = intercepted::memory(); with && handle.is_exported()) {
+        with->shared_ranges().withdraw(handle.number).end();
+        if (!handle.stay_reason) handle.stay_reason = k_exported;
     }
-    if (mapping.handle->import) books().imports.end_at(address);
-    const auto removed = memory.remove_mapping(address);
+    if (handle.import) books().imports.end_at(mapping.address);
+    const auto removed = memory.remove_mapping(mapping.address);
     mapping.in_ledger = false;
-    mapping.handle->real = removed.handle;
-    mapping.handle->host_backed = removed.host_backed;
-    static_cast<void>(books().allocations.take(address, true));
+    handle.real = removed.handle;
+    handle.host_backed = removed.host_backed;
+    static_cast<void>(books().allocations.take(mapping.address, true));
 }
 
 /// Unless it sleeps, the handle's memory stays where it is from now on; `reason` says why.
-void make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    if (any_sleeps(memory, all, handle.mappings)) return;
-    for (const auto address : handle.mappings) take_from_ledger(memory, address, all.mappings.at(address));
+void make_stay(LockedMemory& memory, Handle& handle, const char* reason) {
+    if (any_sleeps(memory, handle.mappings)) return;
+    for (auto* const mapping : handle.mappings) take_from_ledger(memory, *mapping);
     if (!handle.stay_reason) handle.stay_reason = reason;
 }
 
 /// Lets others ask for what is mapped, which the ledger has: it stays unless all of them go to sleep.
-void share_mapping(LockedMemory& memory, const Handle& handle, CUdeviceptr address) {
-    memory.make_stay(address, k_exported, true);
-    const auto& backing = *memory.ledger().find(address);
+void share_mapping(LockedMemory& memory, const Mapping& mapping) {
+    memory.make_stay(mapping.address, k_exported, true);
+    const auto& backing = *memory.ledger().find(mapping.address);
+    const auto number = mapping.handle->number;
     if (auto* const with = intercepted::memory())
-        with->shared_ranges().add(handle.number, {.allocation = handle.number,
-                                                  .handle = backing.handle,
-                                                  .bytes = backing.bytes,
-                                                  .place = address,
-                                                  .reason = k_exported,
-                                                  .by_descriptor = true});
+        with->shared_ranges().add(number, {.allocation = number,
+                                           .handle = backing.handle,
+                                           .bytes = backing.bytes,
+                                           .place = mapping.address,
+                                           .reason = k_exported,
+                                           .by_descriptor = true});
 }
 
-/// A record of memory that the ledger is to have at the address, where it is imported.
-std::list<Import> draft_import(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {
+/// A record of memory that the ledger is to have, where it is imported.
+std::list<Import> draft_import(const Mapping& mapping) {
     std::list<Import> made;
-    if (!handle.import) return made;
-    auto& import = made.emplace_back();
-    import.from = handle.import->from;
-    import.asked = handle.import->asked;
-    import.at = address;
-    import.access = access;
+    if (const auto& source = mapping.handle->import)
+        made.push_back({source->from, source->asked, mapping.address, 0, {}, mapping.access});
     return made;
 }
 
 /// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
-void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
-                    const TagChoice& choose_tag) {
+void hand_to_ledger(LockedMemory& memory, Mapping& mapping, const TagChoice& choose_tag) {
     const auto& handle = *mapping.handle;
-    if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, address, mapping);
+    const auto address = mapping.address;
+    if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, mapping);
     const int device = copying_device(handle, mapping.access);
     if (mapping.in_ledger) {
         auto& known = *memory.ledger().find(address);
@@ -102,7 +105,14 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     }
     const auto tag = handle.import ? std::string(model::k_default_tag) : choose_tag(mapping.bytes);
     if (!tag) return;
-    auto import = draft_import(address, handle, mapping.access); // what takes memory comes first
+    auto import = draft_import(mapping); // what takes memory comes first
+    const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
+    auto record = make_entry<Allocations::Taken>(address, Allocation{.address = address,
+                                                                     .bytes = mapping.bytes,
+                                                                     .device = device,
+                                                                     .is_virtual = true,
+                                                                     .access = mapping.access,
+                                                                     .handle_types = handle_types});
     ledger::Backing backing; // from now on it can sleep, and its handle may change
     backing.address = address;
     backing.bytes = backing.allocated = mapping.bytes;
@@ -113,29 +123,21 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.handle = handle.real;
     backing.host_backed = handle.host_backed;
     backing.imported = handle.import.has_value();
-    backing.stays_in_common = handle.is_exported;
-    backing.stay_reason = backing.imported ? k_of_another_process : handle.is_exported ? k_exported : nullptr;
+    backing.stay_reason = handle.import ? k_of_another_process : nullptr;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
     books().imports.add(std::move(import));
-    const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
-    books().allocations.add({.address = address,
-                             .bytes = mapping.bytes,
-                             .device = device,
-                             .is_virtual = true,
-                             .access = mapping.access,
-                             .handle_types = handle_types});
-    if (handle.is_exported) share_mapping(memory, handle, address);
+    books().allocations.add(std::move(record));
+    if (handle.is_exported()) share_mapping(memory, mapping);
 }
 
 /// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that
 /// may lie before the mapping, `is_reached` false, the driver is asked, who alone knows of all that is
 /// mapped.
-void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, const CUmemAccessDesc& granted,
-                bool is_reached) {
+void note_grant(const driver::Api& api, Mapping& mapping, const CUmemAccessDesc& granted, bool is_reached) {
     unsigned long long flags = granted.flags;
     const bool is_known =
-        is_reached || api.cuMemGetAccess(&flags, &granted.location, address) == CUDA_SUCCESS;
+        is_reached || api.cuMemGetAccess(&flags, &granted.location, mapping.address) == CUDA_SUCCESS;
     if (!is_known || !is_device(granted.location) || flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
         mapping.has_other_access = true; // it stays, as it is
     else
@@ -143,42 +145,40 @@ void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, c
 }
 
 /// Takes a mapping, which the driver has unmapped, out of the books.
-void forget_mapping(ProgramMemory& memory, LockedMemory& locked, Handles& all, CUdeviceptr address)
+void forget_mapping(ProgramMemory& memory, LockedMemory& locked, Handles& all, Mapping& mapping)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    auto& mapping = all.mappings.at(address);
     auto& handle = *mapping.handle;
-    take_from_ledger(locked, address, mapping);
-    all.mappings.erase(address);
-    std::erase(handle.mappings, address);
+    take_from_ledger(locked, mapping);
+    std::erase(handle.mappings, &mapping);
+    all.mappings.erase(mapping.address);
     release_if_unused(memory, all, handle);
 }
 
 /// Unmaps what map_loose_imports() has mapped, unless it sleeps.
 void unmap_from_own_place(ProgramMemory& memory, LockedMemory& locked, Handles& all, Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    if (!handle.place || any_sleeps(locked, all, handle.mappings)) return;
+    if (!handle.place || any_sleeps(locked, handle.mappings)) return;
     const auto unmapped = guarded([&] { return driver::unmap(memory.api(), handle.place->span()); });
     if (!unmapped) return; // whoever comes next tries again
     const auto place = *std::exchange(handle.place, std::nullopt);
-    forget_mapping(memory, locked, all, place.span().address);
+    forget_mapping(memory, locked, all, all.mappings.at(place.span().address));
 }
 
 /// The mappings that lie in [address, address + bytes).
-std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes)
+std::vector<Mapping*> mappings_in(Handles& all, CUdeviceptr address, Bytes bytes)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    std::vector<CUdeviceptr> found;
+    std::vector<Mapping*> found;
     for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes;
          ++at)
-        found.push_back(at->first);
+        found.push_back(&at->second);
     return found;
 }
 
 } // namespace
 
-std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handles& all,
-                                                        const Handle& handle) GPU_SLEEP_REQUIRES(all.mutex) {
-    for (const auto at : handle.mappings) {
-        const auto* const backing = all.mappings.at(at).in_ledger ? memory.ledger().find(at) : nullptr;
+std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handle& handle) {
+    for (const auto* const mapping : handle.mappings) {
+        const auto* const backing = mapping->in_ledger ? memory.ledger().find(mapping->address) : nullptr;
         if (backing) return backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
     }
     return handle.real;
@@ -188,7 +188,7 @@ std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocatio
     std::optional real = handle;
     with_memory([&](ProgramMemory& memory) {
         with_handles(memory, [&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            if (const auto* mine = all.find(handle)) real = real_handle(locked, all, *mine);
+            if (const auto* mine = all.find(handle)) real = real_handle(locked, *mine);
         });
     });
     return real;
@@ -198,17 +198,16 @@ void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) n
     with_memory([&](ProgramMemory& memory) {
         with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
             if (auto* mine = all.find(handle))
-                make_stay(locked, all, *mine, reason);
+                make_stay(locked, *mine, reason);
             else if (reason == k_exported)
                 books().residual.handle_shared(handle, reason);
         });
     });
 }
 
-void share_handle(LockedMemory& memory, const Handles& all, Handle& handle) {
-    for (const auto at : handle.mappings)
-        if (!handle.is_exported && all.mappings.at(at).in_ledger) share_mapping(memory, handle, at);
-    handle.is_exported = true;
+void share_handle(LockedMemory& memory, const Handle& handle) {
+    for (const auto* const mapping : handle.mappings)
+        if (mapping->in_ledger) share_mapping(memory, *mapping);
 }
 
 Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
@@ -296,73 +295,69 @@ void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
     const MutexLock lock(all.mutex);
     const auto* mine = all.find(handle);
     if (!mine) return;
-    for (const auto at : mine->mappings) named.spans.push_back({at, at + all.mappings.at(at).bytes});
+    for (const auto* const mapping : mine->mappings)
+        named.spans.push_back({mapping->address, mapping->address + mapping->bytes});
 }
 
 Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
            unsigned long long flags) noexcept {
-    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        return with_handles(
-            memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
-                auto* mine = all.find(handle);
-                if (!mine) return std::nullopt;
-                unmap_from_own_place(memory, locked, all, *mine);
-                mine = all.find(handle); // which may have waited for that to be released
-                if (!mine) return CUDA_ERROR_INVALID_VALUE;
-                const auto real = real_handle(locked, all, *mine);
-                if (!real) return k_sleeps;
-                // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
-                std::map<CUdeviceptr, Mapping> made;
-                made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = mine});
-                mine->mappings.reserve(mine->mappings.size() + 1);
-                const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
-                if (status != CUDA_SUCCESS) return status;
-                if (!mine->mappings.empty()) make_stay(locked, all, *mine, "mapped at several addresses");
-                all.mappings.merge(made);
-                mine->mappings.push_back(address);
-                return CUDA_SUCCESS;
-            });
+    return answered_with_handles([&](ProgramMemory& memory, LockedMemory& locked,
+                                     Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+        auto* mine = all.find(handle);
+        if (!mine) return std::nullopt;
+        unmap_from_own_place(memory, locked, all, *mine);
+        mine = all.find(handle); // which may have waited for that to be released
+        if (!mine) return CUDA_ERROR_INVALID_VALUE;
+        const auto real = real_handle(locked, *mine);
+        if (!real) return k_sleeps;
+        // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
+        auto made = make_entry<Handles::ByAddress>();
+        made.mapped() = {.bytes = bytes, .offset = offset, .handle = mine};
+        mine->mappings.reserve(mine->mappings.size() + 1);
+        const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
+        if (status != CUDA_SUCCESS) return status;
+        if (!mine->mappings.empty()) make_stay(locked, *mine, "mapped at several addresses");
+        all.add(address, std::move(made));
+        return CUDA_SUCCESS;
     });
 }
 
 Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                   std::size_t count) noexcept {
-    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+    return answered([&] {
         const TagChoice choose_tag;
-        return with_handles(
-            memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
-                const auto found = mappings_in(all, address, bytes);
-                if (found.empty()) return std::nullopt;
-                if (any_sleeps(locked, all, found)) return k_sleeps;
-                const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
-                if (status != CUDA_SUCCESS) return status;
-                auto reached = address; // without a hole
-                for (const auto at : found) {
-                    auto& mapping = all.mappings.at(at);
-                    const bool is_reached = at == reached;
-                    if (is_reached) reached += mapping.bytes;
-                    for (std::size_t i = 0; i < count; ++i)
-                        note_grant(memory.api(), at, mapping, grants[i], is_reached);
-                    hand_to_ledger(locked, at, mapping, choose_tag);
-                }
-                return CUDA_SUCCESS;
-            });
+        return answered_with_handles([&](ProgramMemory& memory, LockedMemory& locked,
+                                         Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, found)) return k_sleeps;
+            const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
+            if (status != CUDA_SUCCESS) return status;
+            auto reached = address; // without a hole
+            for (auto* const mapping : found) {
+                const bool is_reached = mapping->address == reached;
+                if (is_reached) reached += mapping->bytes;
+                for (const auto& granted : std::span(grants, count))
+                    note_grant(memory.api(), *mapping, granted, is_reached);
+                hand_to_ledger(locked, *mapping, choose_tag);
+            }
+            return CUDA_SUCCESS;
+        });
     });
 }
 
 Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
-    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        return with_handles(memory,
-                            [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
-                                const auto found = mappings_in(all, address, bytes);
-                                if (found.empty()) return std::nullopt;
-                                if (any_sleeps(locked, all, found)) return k_sleeps;
-                                const auto status = memory.api().cuMemUnmap(address, bytes);
-                                if (status != CUDA_SUCCESS) return status;
-                                for (const auto at : found) forget_mapping(memory, locked, all, at);
-                                return CUDA_SUCCESS;
-                            });
-    });
+    const auto unmap_whole = [&](ProgramMemory& memory, LockedMemory& locked, Handles& all)
+                                 GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+        const auto found = mappings_in(all, address, bytes);
+        if (found.empty()) return std::nullopt;
+        if (any_sleeps(locked, found)) return k_sleeps;
+        const auto status = memory.api().cuMemUnmap(address, bytes);
+        if (status != CUDA_SUCCESS) return status;
+        for (auto* const mapping : found) forget_mapping(memory, locked, all, *mapping);
+        return CUDA_SUCCESS;
+    };
+    return answered_with_handles(unmap_whole);
 }
 
 void map_loose_imports(ProgramMemory& memory) {
@@ -371,17 +366,13 @@ void map_loose_imports(ProgramMemory& memory) {
         for (auto& [number, handle] : all.handles) {
             if (!handle.import || !handle.mappings.empty() || handle.stay_reason) continue;
             const auto access = driver::DeviceMask{1} << handle.imported_on;
-            auto made = make_entry<std::map<CUdeviceptr, Mapping>>(); // what takes memory comes first
+            auto made = make_entry<Handles::ByAddress>(); // what takes memory comes first
             made.mapped() = {.bytes = handle.bytes, .handle = &handle, .access = access};
             handle.mappings.reserve(1);
             auto place = map_at_own_place(memory.api(), handle.bytes, handle.real, access);
             if (!place) continue; // then it stays
-            const auto at = place->span().address;
-            made.key() = at;
-            auto& mapping = all.mappings.insert(std::move(made)).position->second;
-            handle.mappings.push_back(at);
             handle.place = *std::move(place);
-            hand_to_ledger(locked, at, mapping, choose_tag);
+            hand_to_ledger(locked, all.add(handle.place->span().address, std::move(made)), choose_tag);
         }
     });
 }
@@ -405,9 +396,8 @@ bool own_mappings_sleep() noexcept {
     const auto with = memory();
     if (!with) return false;
     return with_handles(*with, [](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-        return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
-            return sleeps(locked, mapping.first, mapping.second);
-        });
+        return std::ranges::any_of(all.mappings,
+                                   [&](const auto& each) { return sleeps(locked, each.second); });
     });
 }
 
@@ -450,7 +440,7 @@ void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) 
                 if (mapping == all.mappings.end())
                     locked.make_stay(begin, reason);
                 else
-                    make_stay(locked, all, *mapping->second.handle, reason);
+                    make_stay(locked, *mapping->second.handle, reason);
             }
         });
     });
@@ -460,12 +450,11 @@ void add_handles_that_stay(std::vector<Residual>& sums) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
-        const auto* const mapping =
-            handle.mappings.empty() ? nullptr : &all.mappings.at(handle.mappings.front());
+        const auto* const mapping = handle.mappings.empty() ? nullptr : handle.mappings.front();
         if (mapping && mapping->in_ledger) continue;
-        const auto* reason = handle.import        ? k_of_another_process
-                             : handle.is_exported ? k_exported
-                                                  : why_it_stays(handle, mapping);
+        const auto* reason = handle.import          ? k_of_another_process
+                             : handle.is_exported() ? k_exported
+                                                    : why_it_stays(handle, mapping);
         if (!reason) reason = TagChoice::why_not(handle.bytes);
         const auto* const kind = handle.host_backed ? model::k_residual_of_host
                                  : handle.import && !mapping && !handle.stay_reason ? k_shared

@@ -19,9 +19,8 @@ auto with_handles(ProgramMemory& memory, const Use& use) {
     });
 }
 /// The driver's handle; nothing when its memory sleeps.
-[[nodiscard]] std::optional<CUmemGenericAllocationHandle>
-real_handle(const LockedMemory& memory, const Handles& all, const Handle& handle)
-    GPU_SLEEP_REQUIRES(all.mutex);
+[[nodiscard]] std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory,
+                                                                      const Handle& handle);
 /// The driver's handle behind the program's, or the handle itself when it is none of ours; nothing when its
 /// memory sleeps.
 [[nodiscard]] std::optional<CUmemGenericAllocationHandle>
@@ -29,7 +28,7 @@ real_handle_of(CUmemGenericAllocationHandle handle) noexcept;
 /// Unless it sleeps, the handle's memory stays where it is from now on; `reason` says why.
 void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept;
 /// Lets others ask for the memory of an exported handle: it stays unless all of them go to sleep.
-void share_handle(LockedMemory& memory, const Handles& all, Handle& handle) GPU_SLEEP_REQUIRES(all.mutex);
+void share_handle(LockedMemory& memory, const Handle& handle);
 /// Maps a handle of so many bytes where nothing else is. Errors: out_of_device_memory, driver_failed.
 [[nodiscard]] Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
                                                              driver::PhysicalMemory::Handle handle,

@@ -44,6 +44,7 @@ struct Export {
 };
 
 struct Mapping {
+    CUdeviceptr address = 0;
     Bytes bytes = 0;
     Bytes offset = 0;
     Handle* handle = nullptr;
@@ -60,14 +61,15 @@ struct Handle {
     Bytes bytes = 0;
     CUmemAllocationProp properties{};
     unsigned references = 0;
-    std::vector<CUdeviceptr> mappings;
+    std::vector<Mapping*> mappings;
     const char* stay_reason = nullptr; ///< why it has to stay
-    bool is_exported = false;
     std::vector<Export> exports{};
     std::optional<PassingImport> import{}; ///< where it is of another process
     int imported_on = 0;                   ///< the device that was current then
     /// Where the agent has mapped it for a sleep, because the program has not.
     std::optional<driver::VaReservation> place{};
+
+    [[nodiscard]] bool is_exported() const noexcept { return !exports.empty(); }
 };
 
 /// Why memory of these properties has to stay on the GPU: it cannot be made again as it was. Null: it can.
@@ -109,7 +111,8 @@ struct Handles {
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     using ByNumber = std::map<std::uint64_t, Handle>;
     ByNumber handles GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
+    using ByAddress = std::map<CUdeviceptr, Mapping>;
+    ByAddress mappings GPU_SLEEP_GUARDED_BY(mutex);
     std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
     /// They hold locks, so that the memory stays which was imported here and nobody was told of.
     std::vector<HeldFile> unseen_imports GPU_SLEEP_GUARDED_BY(mutex);
@@ -125,6 +128,13 @@ struct Handles {
         made.key() = made.mapped().number = number;
         handles.insert(std::move(made));
         return number;
+    }
+    /// Adds a mapping of a handle, which has room for it.
+    Mapping& add(CUdeviceptr address, ByAddress::node_type made) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        made.key() = made.mapped().address = address;
+        auto& mapping = mappings.insert(std::move(made)).position->second;
+        mapping.handle->mappings.push_back(&mapping);
+        return mapping;
     }
 };
 

@@ -300,11 +300,7 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
     const MutexLock lock(all.mutex);
     const auto [handle, found] = find_export(all, static_cast<off_t>(request.address));
     if (!found || !words) return make_error(ErrorCode::not_owned, "there is no such export");
-    const bool is_in_ledger =
-        std::ranges::any_of(handle->mappings, [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
-            return all.mappings.at(at).in_ledger;
-        });
-    if (!is_in_ledger) {
+    if (std::ranges::none_of(handle->mappings, &Mapping::in_ledger)) {
         handle->stay_reason = k_exported; // for the driver alone knows who imports it
         return make_error(ErrorCode::not_owned, "that cannot sleep");
     }
@@ -318,13 +314,11 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
 bool can_go(const model::SharedMemoryRequest& asked) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    const auto stands = [&](CUdeviceptr at)
-                            GPU_SLEEP_REQUIRES(all.mutex) { return !all.mappings.at(at).in_ledger; };
-    return std::ranges::none_of(all.handles, [&](const auto& each) GPU_SLEEP_REQUIRES(all.mutex) {
+    return std::ranges::none_of(all.handles, [&](const auto& each) {
         const auto& handle = each.second;
         return handle.import && handle.import->asked.secret == asked.secret &&
                handle.import->asked.allocation == asked.allocation &&
-               (handle.mappings.empty() || std::ranges::any_of(handle.mappings, stands));
+               (handle.mappings.empty() || !std::ranges::all_of(handle.mappings, &Mapping::in_ledger));
     });
 }
 
@@ -379,7 +373,7 @@ void put_descriptors_back(const LockedMemory& locked) noexcept {
         const MutexLock mutex(all.mutex);
         for (auto& [number, handle] : all.handles) {
             for (auto& each : handle.exports) {
-                const auto real = each.tickets.empty() ? std::nullopt : real_handle(locked, all, handle);
+                const auto real = each.tickets.empty() ? std::nullopt : real_handle(locked, handle);
                 if (!real) continue; // it sleeps
                 for (const auto& ticket : std::exchange(each.tickets, {})) {
                     const auto is_it = [&] { return FileIdentity::of(ticket.number) == ticket.file; };

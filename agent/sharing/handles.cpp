@@ -65,8 +65,10 @@ CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descripto
     with_memory([&](ProgramMemory& memory) {
         with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
             auto* const mine = all.find(handle);
-            if (!mine || mine->stay_reason || !note_export(all, *mine, *descriptor)) return;
-            share_handle(locked, all, *mine);
+            if (!mine || mine->stay_reason) return;
+            const bool is_first = !mine->is_exported();
+            if (!note_export(all, *mine, *descriptor)) return;
+            if (is_first) share_handle(locked, *mine);
             is_known = true;
         });
     });
