@@ -29,8 +29,11 @@ void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle
 template <class Body>
 Answer answered_with_handles(const Body& body) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) {
-        return with_handles(memory, [&](LockedMemory& locked, Handles& all)
-                                        GPU_SLEEP_UNCHECKED { return body(memory, locked, all); });
+        return memory.with_lock([&](LockedMemory& locked) GPU_SLEEP_UNCHECKED { // as there
+            auto& all = books().handles;
+            const MutexLock lock(all.mutex);
+            return body(memory, locked, all);
+        });
     });
 }
 
@@ -186,22 +189,18 @@ std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memo
 
 std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
     std::optional real = handle;
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            if (const auto* mine = all.find(handle)) real = real_handle(locked, *mine);
-        });
+    with_handles([&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        if (const auto* mine = all.find(handle)) real = real_handle(locked, *mine);
     });
     return real;
 }
 
 void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            if (auto* mine = all.find(handle))
-                make_stay(locked, *mine, reason);
-            else if (reason == k_exported)
-                books().residual.handle_shared(handle, reason);
-        });
+    with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        if (auto* mine = all.find(handle))
+            make_stay(locked, *mine, reason);
+        else if (reason == k_exported)
+            books().residual.handle_shared(handle, reason);
     });
 }
 
@@ -362,7 +361,7 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
 
 void map_loose_imports(ProgramMemory& memory) {
     const TagChoice choose_tag;
-    with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+    with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
         for (auto& [number, handle] : all.handles) {
             if (!handle.import || !handle.mappings.empty() || handle.stay_reason) continue;
             const auto access = driver::DeviceMask{1} << handle.imported_on;
@@ -393,12 +392,12 @@ bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
 }
 
 bool own_mappings_sleep() noexcept {
-    const auto with = memory();
-    if (!with) return false;
-    return with_handles(*with, [](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-        return std::ranges::any_of(all.mappings,
-                                   [&](const auto& each) { return sleeps(locked, each.second); });
+    bool any = false;
+    with_handles([&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        any =
+            std::ranges::any_of(all.mappings, [&](const auto& each) { return sleeps(locked, each.second); });
     });
+    return any;
 }
 
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
@@ -429,20 +428,18 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 }
 
 void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            for (auto at = address; at < address + bytes;) {
-                const auto* const backing = locked.ledger().find(at);
-                if (!backing) break;
-                const auto begin = backing->address;
-                at = backing->end();
-                const auto mapping = all.mappings.find(begin);
-                if (mapping == all.mappings.end())
-                    locked.make_stay(begin, reason);
-                else
-                    make_stay(locked, *mapping->second.handle, reason);
-            }
-        });
+    with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        for (auto at = address; at < address + bytes;) {
+            const auto* const backing = locked.ledger().find(at);
+            if (!backing) break;
+            const auto begin = backing->address;
+            at = backing->end();
+            const auto mapping = all.mappings.find(begin);
+            if (mapping == all.mappings.end())
+                locked.make_stay(begin, reason);
+            else
+                make_stay(locked, *mapping->second.handle, reason);
+        }
     });
 }
 

@@ -8,14 +8,17 @@
 
 namespace gpu_sleep::agent::intercepted {
 
-/// Calls `use` under the mutexes of the program's memory and of its handles.
+/// Calls `use` under the mutexes of the program's memory and of its handles, if there is any. Lets nothing
+/// cross.
 template <class Use>
-auto with_handles(ProgramMemory& memory, const Use& use) {
-    // Clang does not see that the mutex which `use` requires is that of the handles it is given.
-    return memory.with_lock([&](LockedMemory& locked) GPU_SLEEP_UNCHECKED {
-        auto& all = books().handles;
-        const MutexLock lock(all.mutex);
-        return use(locked, all);
+void with_handles(const Use& use) noexcept {
+    with_memory([&](ProgramMemory& memory) {
+        // Clang does not see that the mutex which `use` requires is that of the handles it is given.
+        memory.with_lock([&](LockedMemory& locked) GPU_SLEEP_UNCHECKED {
+            auto& all = books().handles;
+            const MutexLock lock(all.mutex);
+            use(locked, all);
+        });
     });
 }
 /// The driver's handle; nothing when its memory sleeps.

@@ -62,15 +62,13 @@ CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descripto
     const auto status = use(*real);
     if (status != CUDA_SUCCESS) return status;
     bool is_known = false;
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            auto* const mine = all.find(handle);
-            if (!mine || mine->stay_reason) return;
-            const bool is_first = !mine->is_exported();
-            if (!note_export(all, *mine, *descriptor)) return;
-            if (is_first) share_handle(locked, *mine);
-            is_known = true;
-        });
+    with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        auto* const mine = all.find(handle);
+        if (!mine || mine->stay_reason) return;
+        const bool is_first = !mine->is_exported();
+        if (!note_export(all, *mine, *descriptor)) return;
+        if (is_first) share_handle(locked, *mine);
+        is_known = true;
     });
     if (!is_known) make_handle_stay(handle, k_exported);
     return status;
