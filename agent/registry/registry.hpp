@@ -89,6 +89,14 @@ struct Unseen {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     /// The findings of the last look at all libraries' calls.
     std::vector<model::UnseenUse> bypassing GPU_SLEEP_GUARDED_BY(mutex);
+
+    /// Notes such a call, inside the gate: who closes it, and looks then, sees the note. Takes no memory.
+    void note_call(const char* name) noexcept {
+        for (auto& each : calls) {
+            const char* noted = nullptr;
+            if (each.compare_exchange_strong(noted, name) || noted == name) return;
+        }
+    }
 };
 
 /// Whether the end of the context takes the memory: that of a pool outlives contexts, but for the device's
