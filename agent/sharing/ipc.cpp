@@ -83,9 +83,7 @@ std::shared_ptr<Pool> known_pool(Pools& all, CUmemoryPool handle) GPU_SLEEP_REQU
 }
 
 Result<ProcessIdentity> this_process() {
-    const auto start_time = own_start_time();
-    if (!start_time) return start_time.error();
-    return ProcessIdentity{::getpid(), *start_time};
+    return ProcessIdentity{::getpid(), GPU_SLEEP_TRY(own_start_time())};
 }
 
 /// Memory that is opened, and mapped at its place.
@@ -97,12 +95,10 @@ struct Opened {
 Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& shared,
                           driver::DeviceMask access) {
     const driver::RelaxedCaptureMode relaxed(api);
-    auto memory = import_memory(api, shared.memory);
-    if (!memory) return std::move(memory).error();
-    auto place = map_at_own_place(api, shared.what.bytes, memory->get(), access);
-    if (!place) return std::move(place).error();
-    const auto at = place->span().address;
-    return Opened{{{}, {}, at, at + shared.what.offset, *std::move(place), access}, *std::move(memory)};
+    auto memory = GPU_SLEEP_TRY(import_memory(api, shared.memory));
+    auto place = GPU_SLEEP_TRY(map_at_own_place(api, shared.what.bytes, memory.get(), access));
+    const auto at = place.span().address;
+    return Opened{{{}, {}, at, at + shared.what.offset, std::move(place), access}, std::move(memory)};
 }
 
 /// Where memory is opened.

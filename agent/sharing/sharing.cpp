@@ -217,53 +217,58 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
     return {};
 }
 
+Error no_such_memory() {
+    return make_error(ErrorCode::not_owned, "there is no such shared memory");
+}
+
+/// Whether what this process has opened of that memory sleeps when its owner does, which asks. Errors:
+/// refused (it does not); not_owned (there is none of it here).
+Result<void> goes_along(const model::SharedMemoryRequest& request, bool is_in_party) {
+    const auto is_it = [&](const auto& import) {
+        return import.asked.secret == request.secret && import.asked.allocation == request.allocation;
+    };
+    const auto stays = [&](const Import& import) {
+        return is_it(import) && !import.is_asleep && (!is_in_party || import.stays);
+    };
+    bool is_here = false;
+    bool goes = false;
+    {
+        auto& imports = books().imports;
+        const MutexLock lock(imports.mutex);
+        is_here = std::ranges::any_of(imports.all, is_it);
+        goes = std::ranges::none_of(imports.passing, is_it) && std::ranges::none_of(imports.all, stays);
+    }
+    if (!goes || !can_go(request)) return make_error(ErrorCode::refused, "it does not go to sleep");
+    return is_here ? Result<void>() : no_such_memory();
+}
+
 } // namespace
 
 Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pid_t asker) {
-    const auto with = memory();
-    const auto none = [] { return make_error(ErrorCode::not_owned, "there is no such shared memory"); };
-    if (!with) return none();
     using Question = model::SharingQuestion;
+    const auto with = memory();
+    if (!with) return no_such_memory();
     auto& ranges = with->shared_ranges();
-    if (request.question == Question::goes_along) {
-        const auto is_it = [&](const auto& import) {
-            return import.asked.secret == request.secret && import.asked.allocation == request.allocation;
-        };
-        const bool is_in_party = request.party != 0 && request.party == ranges.party();
-        const auto stays = [&](const Import& import) {
-            return is_it(import) && !import.is_asleep && (!is_in_party || import.stays);
-        };
-        auto& imports = books().imports;
-        bool is_here = false;
-        bool goes = false;
-        {
-            const MutexLock lock(imports.mutex);
-            is_here = std::ranges::any_of(imports.all, is_it);
-            goes = std::ranges::none_of(imports.passing, is_it) && std::ranges::none_of(imports.all, stays);
-        }
-        if (!goes || !can_go(request)) return make_error(ErrorCode::refused, "it does not go to sleep");
-        return is_here ? server::SharedMemory() : Result<server::SharedMemory>(none());
-    }
     if (request.question == Question::exported) return answer_of_exports(request);
-    if (request.question == Question::tells)
-        return intercepts() ? server::SharedMemory() : Result<server::SharedMemory>(none());
-    if (request.question == Question::has_passed) {
-        auto passed = ranges.has_passed(request.party);
-        if (!passed) return std::move(passed).error();
+    if (request.question == Question::goes_along) {
+        GPU_SLEEP_TRY(goes_along(request, request.party != 0 && request.party == ranges.party()));
         return server::SharedMemory();
     }
-    if (request.secret != secret()) return none();
+    if (request.question == Question::has_passed) {
+        GPU_SLEEP_TRY(ranges.has_passed(request.party));
+        return server::SharedMemory();
+    }
+    if (request.question == Question::tells)
+        return intercepts() ? server::SharedMemory() : Result<server::SharedMemory>(no_such_memory());
+    if (request.secret != secret()) return no_such_memory();
     if (request.question == Question::is_there) {
         const auto all = ranges.all();
         const auto found = all.find(request.address);
-        if (found == all.end() || found->second.allocation != request.allocation) return none();
+        if (found == all.end() || found->second.allocation != request.allocation) return no_such_memory();
         return server::SharedMemory();
     }
-    if (request.question == Question::goes_down) {
-        auto epochs = ranges.goes_down(request);
-        if (!epochs) return std::move(epochs).error();
-        return server::SharedMemory{{}, *std::move(epochs)};
-    }
+    if (request.question == Question::goes_down)
+        return server::SharedMemory{{}, GPU_SLEEP_TRY(ranges.goes_down(request))};
     if (!with->may_call_driver()) return make_error(ErrorCode::refused, "it sleeps deeply");
     const auto is_allocated = [&] {
         if (request.address == request.allocation) return true; // a handle, with whose mapping its range goes
@@ -272,9 +277,8 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     };
     std::optional<ProcessIdentity> who; // nobody: it is in another pid namespace
     if (asker != 0) who = ProcessIdentity{asker, GPU_SLEEP_TRY(start_time_of(asker))};
-    auto opened = ranges.open(with->api(), request, who, is_allocated);
-    if (!opened) return std::move(opened).error();
-    return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
+    auto opened = GPU_SLEEP_TRY(ranges.open(with->api(), request, who, is_allocated));
+    return server::SharedMemory{{opened.range.bytes, opened.range.offset}, std::move(opened.memory)};
 }
 
 void expect_shared_to_go(ProgramMemory& memory, LockedMemory& locked) {
@@ -420,9 +424,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
         for (;;) {
             auto shared = agents.ask(of->from, of->asked, Clock::now() + k_patience);
             if (shared) {
-                auto memory = import_memory(api, shared->memory);
-                if (!memory) return std::move(memory).error();
-                backing->handle = memory->release();
+                backing->handle = GPU_SLEEP_TRY(import_memory(api, shared->memory)).release();
                 break;
             }
             if (shared.error().code == ErrorCode::unknown_tag) break;
