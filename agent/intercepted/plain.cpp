@@ -104,7 +104,8 @@ Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, Import& 
     auto& backing = *locked.ledger().find(import.at);
     if (backing.mapped) GPU_SLEEP_TRY(driver::set_access(api, import.place->span(), import.access | devices));
     backing.access = import.access |= devices;
-    books().allocations.change(import.given, [&](Allocation& known) { known.access = import.access; });
+    books().allocations.change(import.pool ? import.given : import.at,
+                               [&](Allocation& known) { known.access = import.access; });
     return {};
 }
 

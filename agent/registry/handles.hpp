@@ -21,7 +21,7 @@ namespace gpu_sleep::agent::registry {
 struct Handle;
 struct Pool;
 
-/// Memory of another process that is being opened, or closed, and may be used meanwhile.
+/// Memory of another process that is being opened, and may be used meanwhile.
 struct PassingImport {
     ProcessIdentity from;
     model::SharedMemoryRequest asked;
@@ -149,7 +149,6 @@ struct Import {
     unsigned opens = 1; ///< 0: closed, and work may yet use it
     bool is_asleep = false;
     bool stays = false;                 ///< for another reason than that others have it
-    std::list<PassingImport> closing{}; ///< itself, for Imports::passing
     std::shared_ptr<HeldFile> epochs{}; ///< asleep: the owner's, see SharedRanges::goes_down()
     std::uint64_t epoch = 0;            ///< that it says while the contents kept here are the owner's
     std::shared_ptr<Pool> pool{};       ///< by which it was imported; null: by CUDA IPC, or a descriptor
@@ -167,44 +166,22 @@ struct Imports {
         const MutexLock lock(mutex);
         all.splice(all.end(), made);
     }
-    /// The ledger has it no more.
+    /// The ledger has it no more, and nothing is mapped at its place.
     void end_at(CUdeviceptr address) noexcept {
+        std::list<Import> ended; // destroyed without the mutex
         const MutexLock lock(mutex);
-        all.remove_if([&](const Import& each) { return each.at == address; });
+        const auto import = std::ranges::find(all, address, &Import::at);
+        if (import != all.end()) ended.splice(ended.end(), all, import);
     }
     /// Closes once what was given to the program at the address, by a pool or by CUDA IPC. Returns how often
     /// it is open still; nothing if there is none.
     [[nodiscard]] std::optional<unsigned> close_once(CUdeviceptr address, bool is_of_pool) noexcept {
         const MutexLock lock(mutex);
-        const auto import = find_given(address);
-        const bool is_open =
-            import != all.end() && (import->pool != nullptr) == is_of_pool && import->opens != 0;
-        return is_open ? std::optional(--import->opens) : std::nullopt;
-    }
-    /// Takes out what was given to the program at the address. It may be used until it is unmapped, and
-    /// passes until has_closed().
-    [[nodiscard]] std::list<Import> take(CUdeviceptr address) noexcept {
-        std::list<Import> taken;
-        const MutexLock lock(mutex);
-        const auto import = find_given(address);
-        if (import == all.end()) return taken;
-        // In front of those that are being opened, each of which knows its own.
-        passing.splice(passing.begin(), import->closing);
-        taken.splice(taken.end(), all, import);
-        return taken;
-    }
-    /// What take() took out is unmapped.
-    void has_closed(const Import& import) noexcept {
-        const MutexLock lock(mutex);
-        const auto closed = std::ranges::find_if(passing, [&](const PassingImport& each) {
-            return each.from == import.from && each.asked == import.asked;
-        });
-        if (closed != passing.end()) passing.erase(closed);
-    }
-
-private:
-    std::list<Import>::iterator find_given(CUdeviceptr address) noexcept GPU_SLEEP_REQUIRES(mutex) {
-        return std::ranges::find_if(all, [=](const Import& i) { return i.place && i.given == address; });
+        for (auto& import : all)
+            if (import.place && import.given == address && (import.pool != nullptr) == is_of_pool &&
+                import.opens != 0)
+                return --import.opens;
+        return std::nullopt;
     }
 };
 

@@ -117,14 +117,14 @@ Allocation allocation_of(const Import& import, const Ticket& ticket, const Targe
                     .device = target.device,
                     .is_virtual = !target.pool,
                     .access = import.access,
-                    .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+                    .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                    .is_import = true};
     if (!target.pool) return made;
     made.address = import.given;
     made.bytes = ticket.bytes;
     made.device = target.pool->device;
     made.context = target.context;
     made.pool = target.pool->handle;
-    made.is_import = true;
     return made;
 }
 
@@ -214,7 +214,6 @@ Answer open_memory(ProgramMemory& memory, CUdeviceptr& address, const Ticket& ti
     opened->import.pool = target.pool;
     const auto span = opened->import.place->span();
     const auto status = answered([&] {
-        opened->import.closing.push_back({ticket.process(), ticket.request()}); // then it takes no memory
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
             if (const auto known = again(locked)) return known; // another thread was faster
             address = opened->import.given;
@@ -255,9 +254,11 @@ Answer close_ipc(CUdeviceptr address) noexcept {
         const auto left = books().imports.close_once(address, false);
         if (!left) return std::nullopt;
         if (*left != 0) return CUDA_SUCCESS;
-        Later::Items closed{{}, books().imports.take(address)};
         books().residual.take(address);
-        books().later.add(closed);
+        auto& allocations = books().allocations;
+        const auto known = allocations.find(address);
+        auto closed = known ? allocations.take(known->address, true) : Allocations::Taken();
+        books().later.add(closed); // work may yet use it
         free_waiting();
         return CUDA_SUCCESS;
     });
