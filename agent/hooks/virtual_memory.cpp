@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // The hooks of the program's own virtual memory: a few lines each, no policy.
 
+#include "intercepted/virtual_memory.hpp"
 #include "hooks/driver_table.hpp"
 #include "intercepted/memory.hpp"
 #include "lifecycle/start.hpp"

@@ -98,14 +98,15 @@ bool let_reach(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUd
     return is_new;
 }
 
-Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, Import& import,
+Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, const Import& import,
                           driver::DeviceMask devices) {
-    if ((devices & ~import.access) == 0) return {};
     auto& backing = *locked.ledger().find(import.at);
-    if (backing.mapped) GPU_SLEEP_TRY(driver::set_access(api, import.place->span(), import.access | devices));
-    backing.access = import.access |= devices;
+    if ((devices & ~backing.access) == 0) return {};
+    if (backing.mapped)
+        GPU_SLEEP_TRY(driver::set_access(api, import.place->span(), backing.access | devices));
+    backing.access |= devices;
     books().allocations.change(import.pool ? import.given : import.at,
-                               [&](Allocation& known) { known.access = import.access; });
+                               [&](Allocation& known) { known.access = backing.access; });
     return {};
 }
 

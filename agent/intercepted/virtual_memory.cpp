@@ -3,11 +3,10 @@
 // The program's own handles stay good while the driver's die at a sleep. A mapping is given to the ledger
 // once it can sleep.
 
-#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
-#include "intercepted/virtual_memory.hpp"
 #include "model/model.hpp"
 
 #include <fcntl.h>
@@ -89,7 +88,7 @@ void share_mapping(LockedMemory& memory, const Mapping& mapping) {
 std::list<Import> draft_import(const Mapping& mapping) {
     std::list<Import> made;
     if (const auto& source = mapping.handle->import)
-        made.push_back({source->from, source->asked, mapping.address, 0, {}, mapping.access});
+        made.push_back({source->from, source->asked, mapping.address});
     return made;
 }
 

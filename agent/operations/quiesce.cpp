@@ -5,8 +5,8 @@
 #include "operations/quiesce.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/memory.hpp"
 #include "intercepted/pending_work.hpp"
+#include "intercepted/virtual_memory.hpp"
 #include "interpreter_lock/python_lock.hpp"
 #include "registry/registry.hpp"
 #include "sharing/sharing.hpp"

@@ -145,7 +145,6 @@ struct Import {
     CUdeviceptr at = 0;               ///< where it begins
     CUdeviceptr given = 0;            ///< what the program got; 0: it came by a descriptor
     std::optional<driver::VaReservation> place{};
-    driver::DeviceMask access = 0;
     unsigned opens = 1; ///< 0: closed, and work may yet use it
     bool is_asleep = false;
     bool stays = false;                 ///< for another reason than that others have it

@@ -389,16 +389,16 @@ void put_descriptors_back(const LockedMemory& locked) noexcept {
     });
 }
 
-Passing::Passing(PassingImport import) : import_{import}, here_(import_.begin()) {
+Passing::Passing(const PassingImport& import) {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
-    imports.passing.splice(imports.passing.end(), import_, here_);
+    here_ = imports.passing.insert(imports.passing.end(), import);
 }
 
 Passing::~Passing() {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
-    import_.splice(import_.end(), imports.passing, here_);
+    imports.passing.erase(here_);
 }
 
 } // namespace gpu_sleep::agent::sharing

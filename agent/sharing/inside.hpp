@@ -37,12 +37,11 @@ inline constexpr Milliseconds k_patience{10'000};
 class Passing {
 public:
     /// May throw for want of memory.
-    explicit Passing(PassingImport import);
+    explicit Passing(const PassingImport& import);
     Passing& operator=(Passing&&) = delete;
     ~Passing();
 
 private:
-    std::list<PassingImport> import_;
     std::list<PassingImport>::iterator here_;
 };
 

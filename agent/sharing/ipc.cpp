@@ -98,7 +98,7 @@ Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& sh
     auto memory = GPU_SLEEP_TRY(import_memory(api, shared.memory));
     auto place = GPU_SLEEP_TRY(map_at_own_place(api, shared.what.bytes, memory.get(), access));
     const auto at = place.span().address;
-    return Opened{{{}, {}, at, at + shared.what.offset, std::move(place), access}, std::move(memory)};
+    return Opened{{{}, {}, at, at + shared.what.offset, std::move(place)}, std::move(memory)};
 }
 
 /// Where memory is opened.
@@ -116,7 +116,7 @@ Allocation allocation_of(const Import& import, const Ticket& ticket, const Targe
                     .bytes = span.bytes,
                     .device = target.device,
                     .is_virtual = !target.pool,
-                    .access = import.access,
+                    .access = target.access,
                     .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                     .is_import = true};
     if (!target.pool) return made;
@@ -137,7 +137,7 @@ void add(LockedMemory& locked, Opened&& opened, const Ticket& ticket, const Targ
     backing.bytes = backing.allocated = span.bytes;
     backing.tag = locked.ledger().tag_id(model::k_default_tag);
     backing.device = target.device;
-    backing.access = opened.import.access;
+    backing.access = target.access;
     backing.mapped = true;
     backing.imported = true;
     backing.stay_reason = k_of_another_process;
