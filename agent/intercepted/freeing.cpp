@@ -30,13 +30,16 @@ void tidy_later() noexcept {
 void unmap_import(ProgramMemory& memory, CUdeviceptr address) {
     const driver::RelaxedCaptureMode relaxed(memory.api());
     memory.with_lock([&](LockedMemory& locked) {
-        const auto backing = locked.remove_mapping(locked.ledger().find(address)->address);
-        const driver::AddressSpan span{backing.address, backing.bytes};
+        const auto* const open = locked.ledger().find(address);
+        if (!open) return; // an exception came after it
+        const auto begin = open->address;
+        const auto ended = books().imports.take(begin);
+        const auto backing = locked.remove_mapping(begin);
+        const driver::AddressSpan span{begin, backing.bytes};
         if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
         auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
         if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
         if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
-        books().imports.end_at(span.address);
     });
 }
 

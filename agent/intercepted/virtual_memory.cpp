@@ -55,7 +55,7 @@ void take_from_ledger(LockedMemory& memory, Mapping& mapping) {
         with->shared_ranges().withdraw(handle.number).end();
         if (!handle.stay_reason) handle.stay_reason = k_exported;
     }
-    if (handle.import) books().imports.end_at(mapping.address);
+    if (handle.import) books().imports.take(mapping.address);
     const auto removed = memory.remove_mapping(mapping.address);
     mapping.in_ledger = false;
     handle.real = removed.handle;

@@ -165,12 +165,13 @@ struct Imports {
         const MutexLock lock(mutex);
         all.splice(all.end(), made);
     }
-    /// The ledger has it no more, and nothing is mapped at its place.
-    void end_at(CUdeviceptr address) noexcept {
-        std::list<Import> ended; // destroyed without the mutex
+    /// Takes out what the ledger is to have no more. Its place may go once nothing is mapped there.
+    std::list<Import> take(CUdeviceptr at) noexcept {
+        std::list<Import> taken;
         const MutexLock lock(mutex);
-        const auto import = std::ranges::find(all, address, &Import::at);
-        if (import != all.end()) ended.splice(ended.end(), all, import);
+        const auto import = std::ranges::find(all, at, &Import::at);
+        if (import != all.end()) taken.splice(taken.end(), all, import);
+        return taken;
     }
     /// Closes once what was given to the program at the address, by a pool or by CUDA IPC. Returns how often
     /// it is open still; nothing if there is none.
