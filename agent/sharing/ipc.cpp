@@ -101,43 +101,30 @@ Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& sh
     return Opened{{{}, {}, at, at + shared.what.offset, std::move(place)}, std::move(memory)};
 }
 
-/// Where memory is opened.
+/// Where memory is opened. By CUDA IPC, the whole range that was mapped is the program's; by a pool, what the
+/// owner allocated.
 struct Target {
-    int device = 0; ///< that copies it
-    driver::DeviceMask access = 0;
-    std::shared_ptr<Pool> pool; ///< null: none
-    CUcontext context = nullptr;
+    Allocation allocation; ///< but for its span
+    int device = 0;        ///< that copies it
+    std::shared_ptr<Pool> pool{};
 };
 
-/// By CUDA IPC, the whole range that was mapped is the program's; by a pool, what the owner allocated.
-Allocation allocation_of(const Import& import, const Ticket& ticket, const Target& target) {
-    const auto span = import.place->span();
-    Allocation made{.address = span.address,
-                    .bytes = span.bytes,
-                    .device = target.device,
-                    .is_virtual = !target.pool,
-                    .access = target.access,
-                    .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                    .is_import = true};
-    if (!target.pool) return made;
-    made.address = import.given;
-    made.bytes = ticket.bytes;
-    made.device = target.pool->device;
-    made.context = target.context;
-    made.pool = target.pool->handle;
-    return made;
+Allocation import_for(driver::DeviceMask access) {
+    return {.access = access, .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, .is_import = true};
 }
 
 /// Puts into the books what was opened, which stays. May throw for want of memory: then nothing has changed.
 void add(LockedMemory& locked, Opened&& opened, const Ticket& ticket, const Target& target) {
     const auto span = opened.import.place->span();
-    auto allocation = make_entry<Allocations::Taken>(0, allocation_of(opened.import, ticket, target));
+    auto record = make_entry<Allocations::Taken>(0, target.allocation);
+    record.mapped().address = target.pool ? opened.import.given : span.address;
+    record.mapped().bytes = target.pool ? ticket.bytes : span.bytes;
     ledger::Backing backing;
     backing.address = span.address;
     backing.bytes = backing.allocated = span.bytes;
     backing.tag = locked.ledger().tag_id(model::k_default_tag);
     backing.device = target.device;
-    backing.access = target.access;
+    backing.access = target.allocation.access;
     backing.mapped = true;
     backing.imported = true;
     backing.stay_reason = k_of_another_process;
@@ -145,7 +132,7 @@ void add(LockedMemory& locked, Opened&& opened, const Ticket& ticket, const Targ
     std::list<Import> made(1); // what takes memory comes first
     locked.ledger().add(std::move(backing));
     static_cast<void>(opened.memory.release());
-    books().allocations.add(std::move(allocation));
+    books().allocations.add(std::move(record));
     made.front() = std::move(opened.import);
     books().imports.add(std::move(made));
 }
@@ -157,7 +144,7 @@ Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports
         if (!import.place || import.opens == 0 || import.from != ticket.process() ||
             import.asked.allocation != ticket.allocation)
             continue;
-        if (auto reached = extend_reach(api, locked, import, target.access); !reached)
+        if (auto reached = extend_reach(api, locked, import, target.allocation.access); !reached)
             return to_status(reached.error());
         ++import.opens;
         address = import.given;
@@ -207,7 +194,7 @@ Answer open_memory(ProgramMemory& memory, CUdeviceptr& address, const Ticket& ti
     }
     const auto& [bytes, offset, number, words] = shared->what;
     if (offset > bytes || ticket.bytes > bytes - offset) return CUDA_ERROR_INVALID_VALUE;
-    auto opened = map_import(memory.api(), *shared, target.access);
+    auto opened = map_import(memory.api(), *shared, target.allocation.access);
     if (!opened) return to_status(opened.error());
     opened->import.from = ticket.process();
     opened->import.asked = ticket.request();
@@ -244,8 +231,10 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
             return CUDA_ERROR_INVALID_VALUE;
         const auto device = driver::current_device(memory.api());
         if (!device || *device >= driver::k_max_devices) return CUDA_ERROR_INVALID_CONTEXT;
-        return open_memory(memory, *address, ticket,
-                           {.device = *device, .access = driver::DeviceMask{1} << *device, .pool = nullptr});
+        Target target{import_for(driver::DeviceMask{1} << *device), *device};
+        target.allocation.device = *device;
+        target.allocation.is_virtual = true;
+        return open_memory(memory, *address, ticket, target);
     });
 }
 
@@ -349,12 +338,15 @@ Answer import_pointer(CUdeviceptr* address, CUmemoryPool handle,
             if (!is_imported || !is_ours || ticket.bytes == 0 || ticket.pool != target.pool->number ||
                 ticket.process() != target.pool->owner)
                 return CUDA_ERROR_INVALID_VALUE;
-            target.access = target.pool->access;
+            target.allocation = import_for(target.pool->access);
         }
-        const int current = driver::current_device(memory.api()).value_or(target.pool->device);
-        target.device = (target.access >> current & 1) != 0 ? current : target.pool->device;
-        if (memory.api().cuCtxGetCurrent(&target.context) == CUDA_SUCCESS)
-            target.context = books().contexts.owner_of_memory_in(target.context);
+        auto& made = target.allocation;
+        const int own = made.device = target.pool->device;
+        const int current = driver::current_device(memory.api()).value_or(own);
+        target.device = (made.access >> current & 1) != 0 ? current : own;
+        made.pool = handle;
+        if (memory.api().cuCtxGetCurrent(&made.context) == CUDA_SUCCESS)
+            made.context = books().contexts.owner_of_memory_in(made.context);
         return open_memory(memory, *address, ticket, target);
     });
 }

@@ -217,6 +217,17 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
     return {};
 }
 
+/// Who has opened memory of this process, and whose memory it has; the pid is 0 where that cannot be told.
+std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory) {
+    std::vector<ProcessIdentity> found;
+    for (const auto& [address, range] : memory.shared_ranges().all())
+        found.insert(found.end(), range.importers.begin(), range.importers.end());
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    for (const auto& import : imports.all) found.push_back(import.from);
+    return found;
+}
+
 Error no_such_memory() {
     return make_error(ErrorCode::not_owned, "there is no such shared memory");
 }
@@ -309,14 +320,7 @@ Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory, const mo
 bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
     constexpr Milliseconds k_until_known{10'000};
     constexpr Milliseconds k_hearsay{500}; // longer than it takes from one to the next
-    std::vector<ProcessIdentity> others;
-    for (const auto& [address, range] : memory.shared_ranges().all())
-        others.insert(others.end(), range.importers.begin(), range.importers.end());
-    {
-        auto& imports = books().imports;
-        const MutexLock lock(imports.mutex);
-        for (const auto& import : imports.all) others.push_back(import.from);
-    }
+    const auto others = all_sharers(memory);
     memory.shared_ranges().withdraw_from_party();
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::has_passed;
@@ -343,13 +347,8 @@ bool shares_any(ProgramMemory& memory) {
 
 std::vector<std::uint64_t> sharers(ProgramMemory& memory) {
     std::set<std::uint64_t> pids;
-    for (const auto& [address, range] : memory.shared_ranges().all())
-        for (const auto& importer : range.importers)
-            if (importer.pid != 0 && !has_ended(importer))
-                pids.insert(static_cast<std::uint64_t>(importer.pid));
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    for (const auto& import : imports.all) pids.insert(static_cast<std::uint64_t>(import.from.pid));
+    for (const auto& each : all_sharers(memory))
+        if (each.pid != 0 && !has_ended(each)) pids.insert(static_cast<std::uint64_t>(each.pid));
     return {pids.begin(), pids.end()};
 }
 
