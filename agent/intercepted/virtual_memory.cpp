@@ -21,7 +21,7 @@ void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (handle.references != 0 || !handle.mappings.empty()) return;
     memory.api().cuMemRelease(handle.real);
-    all.handles.erase(handle.number);
+    all.erase(handle);
 }
 
 /// As answered_with_memory(), under the mutexes of with_handles().
@@ -51,7 +51,7 @@ bool any_sleeps(const LockedMemory& memory, const std::vector<Mapping*>& mapping
 void take_from_ledger(LockedMemory& memory, Mapping& mapping) {
     if (!mapping.in_ledger) return;
     auto& handle = *mapping.handle;
-    if (auto* const with = intercepted::memory(); with && handle.is_exported()) {
+    if (auto* const with = intercepted::memory(); with && handle.is_exported) {
         with->shared_ranges().withdraw(handle.number).end();
         if (!handle.stay_reason) handle.stay_reason = k_exported;
     }
@@ -130,7 +130,7 @@ void hand_to_ledger(LockedMemory& memory, Mapping& mapping, const TagChoice& cho
     mapping.in_ledger = true;
     books().imports.add(std::move(import));
     books().allocations.add(std::move(record));
-    if (handle.is_exported()) share_mapping(memory, mapping);
+    if (handle.is_exported) share_mapping(memory, mapping);
 }
 
 /// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that
@@ -448,9 +448,9 @@ void add_handles_that_stay(std::vector<Residual>& sums) {
     for (const auto& [number, handle] : all.handles) {
         const auto* const mapping = handle.mappings.empty() ? nullptr : handle.mappings.front();
         if (mapping && mapping->in_ledger) continue;
-        const auto* reason = handle.import          ? k_of_another_process
-                             : handle.is_exported() ? k_exported
-                                                    : why_it_stays(handle, mapping);
+        const auto* reason = handle.import        ? k_of_another_process
+                             : handle.is_exported ? k_exported
+                                                  : why_it_stays(handle, mapping);
         if (!reason) reason = TagChoice::why_not(handle.bytes);
         const auto* const kind = handle.host_backed ? model::k_residual_of_host
                                  : handle.import && !mapping && !handle.stay_reason ? k_shared

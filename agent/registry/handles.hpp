@@ -30,7 +30,7 @@ struct PassingImport {
 
 /// A descriptor by which the program gave the memory of a handle to others.
 struct Export {
-    std::uint64_t number = 0;
+    std::uint64_t handle = 0;
     std::string path;        ///< where its file can be opened anew
     FileIdentity file;       ///< of a device: all have it in common
     bool was_opened = false; ///< by another process, whose agent has said so
@@ -63,13 +63,11 @@ struct Handle {
     unsigned references = 0;
     std::vector<Mapping*> mappings;
     const char* stay_reason = nullptr; ///< why it has to stay
-    std::vector<Export> exports{};
+    bool is_exported = false;
     std::optional<PassingImport> import{}; ///< where it is of another process
     int imported_on = 0;                   ///< the device that was current then
     /// Where the agent has mapped it for a sleep, because the program has not.
     std::optional<driver::VaReservation> place{};
-
-    [[nodiscard]] bool is_exported() const noexcept { return !exports.empty(); }
 };
 
 /// Why memory of these properties has to stay on the GPU: it cannot be made again as it was. Null: it can.
@@ -113,7 +111,9 @@ struct Handles {
     ByNumber handles GPU_SLEEP_GUARDED_BY(mutex);
     using ByAddress = std::map<CUdeviceptr, Mapping>;
     ByAddress mappings GPU_SLEEP_GUARDED_BY(mutex);
-    std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
+    /// By where their descriptors are locked.
+    std::map<off_t, Export> exports GPU_SLEEP_GUARDED_BY(mutex);
+    std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0; ///< number of a handle, or an export
     /// They hold locks, so that the memory stays which was imported here and nobody was told of.
     std::vector<HeldFile> unseen_imports GPU_SLEEP_GUARDED_BY(mutex);
 
@@ -128,6 +128,12 @@ struct Handles {
         made.key() = made.mapped().number = number;
         handles.insert(std::move(made));
         return number;
+    }
+    void erase(const Handle& handle) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        const auto number = handle.number;
+        const auto is_its = [=](const auto& each) { return each.second.handle == number; };
+        if (handle.is_exported) std::erase_if(exports, is_its);
+        handles.erase(number);
     }
     /// Adds a mapping of a handle, which has room for it.
     Mapping& add(CUdeviceptr address, ByAddress::node_type made) noexcept GPU_SLEEP_REQUIRES(mutex) {

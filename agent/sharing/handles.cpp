@@ -65,7 +65,7 @@ CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descripto
     with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
         auto* const mine = all.find(handle);
         if (!mine || mine->stay_reason) return;
-        const bool is_first = !mine->is_exported();
+        const bool is_first = !mine->is_exported;
         if (!note_export(all, *mine, *descriptor)) return;
         if (is_first) share_handle(locked, *mine);
         is_known = true;
