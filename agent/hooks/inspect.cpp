@@ -6,7 +6,7 @@
 
 #include "base/guard.hpp"
 #include "base/units.hpp"
-#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
 #include "registry/registry.hpp"
 
 #include <cstring>

@@ -13,7 +13,6 @@
 #include "freestanding/trampolines.hpp"
 #include "hooks/driver_table.hpp"
 #include "hooks/forward.hpp"
-#include "intercepted/unseen.hpp"
 
 #include <dlfcn.h>
 
@@ -166,7 +165,7 @@ void* stand_in_for_unknown(void* address, const char* name) noexcept {
     std::size_t i = 0;
     while (i < g_used && g_known[i].address != address) ++i;
     if (i == k_unknown_count) {
-        intercepted::note_unknown_call("others"); // what is done with the driver's own is not known
+        registry::books().unseen.note_call("others"); // what is done with the driver's own is not known
         return address;
     }
     if (i == g_used) {
@@ -226,7 +225,7 @@ extern "C" [[gnu::used]] void* gpu_sleep_first_called(std::size_t which) noexcep
     const auto& called = g_known[which];
     const gate::Passage passage(gate::Touch::submits, called.name);
     if (!passage.admitted()) return reinterpret_cast<void*>(&intercepted::refused);
-    intercepted::note_unknown_call(called.name);
+    registry::books().unseen.note_call(called.name);
     std::atomic_ref(gpu_sleep_late_slots[which]).store(called.address);
     return called.address;
 }

@@ -9,6 +9,7 @@
 #include "intercepted/objects.hpp"
 #include "intercepted/pool_table.hpp"
 #include "lifecycle/start.hpp"
+#include "sharing/sharing.hpp"
 
 namespace gpu_sleep::hooks::own {
 namespace {
@@ -62,7 +63,7 @@ CUresult free_async(CUdeviceptr address, CUstream stream) {
 template <Entry entry>
 CUresult open_ipc(CUdeviceptr* address, CUipcMemHandle handle, unsigned flags) {
     if (intercepts())
-        if (const auto answer = intercepted::open_ipc(address, handle, flags)) return *answer;
+        if (const auto answer = agent::sharing::open_ipc(address, handle, flags)) return *answer;
     return noted(real<entry>()(address, handle, flags), [=] {
         CUdeviceptr base = 0;
         std::size_t bytes = 0;
@@ -143,7 +144,8 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc* grants, st
 CUresult cuMemPoolExportToShareableHandle(void* shareable, CUmemoryPool pool, CUmemAllocationHandleType type,
                                           unsigned long long flags) {
     if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0 && intercepts())
-        if (const auto answer = intercepted::export_pool(static_cast<int*>(shareable), pool)) return *answer;
+        if (const auto answer = agent::sharing::export_pool(static_cast<int*>(shareable), pool))
+            return *answer;
     return noted(real<Entry::cuMemPoolExportToShareableHandle>()(shareable, pool, type, flags),
                  [=] { intercepted::object_made(Object::shared_pool, bits_of(pool)); });
 }
@@ -152,27 +154,27 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* shareable,
                                             CUmemAllocationHandleType type, unsigned long long flags) {
     const auto descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
     if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0 && intercepts())
-        if (const auto answer = intercepted::import_pool(pool, descriptor)) return *answer;
+        if (const auto answer = agent::sharing::import_pool(pool, descriptor)) return *answer;
     return noted(real<Entry::cuMemPoolImportFromShareableHandle>()(pool, shareable, type, flags),
                  [=] { intercepted::object_made(Object::shared_pool, bits_of(*pool)); });
 }
 
 CUresult cuMemPoolImportPointer(CUdeviceptr* address, CUmemoryPool pool, CUmemPoolPtrExportData* data) {
     if (intercepts())
-        if (const auto answer = intercepted::import_pointer(address, pool, data)) return *answer;
+        if (const auto answer = agent::sharing::import_pointer(address, pool, data)) return *answer;
     return real<Entry::cuMemPoolImportPointer>()(address, pool, data);
 }
 
 // Shared memory has to be awake, and stays so.
 CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data, CUdeviceptr address) {
     if (intercepts())
-        if (const auto answer = intercepted::export_pointer(data, address)) return *answer;
+        if (const auto answer = agent::sharing::export_pointer(data, address)) return *answer;
     return real<Entry::cuMemPoolExportPointer>()(data, address);
 }
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
     if (intercepts())
-        if (const auto answer = intercepted::ipc_handle(handle, address)) return *answer;
+        if (const auto answer = agent::sharing::ipc_handle(handle, address)) return *answer;
     return noted(real<Entry::cuIpcGetMemHandle>()(handle, address),
                  [=] { intercepted::object_made(intercepted::Object::shared_memory, address); });
 }
@@ -181,7 +183,7 @@ GPU_SLEEP_SHARE(open_ipc, open_ipc)
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     if (intercepts())
-        if (const auto answer = intercepted::close_ipc(address)) return *answer;
+        if (const auto answer = agent::sharing::close_ipc(address)) return *answer;
     return free_of_driver<Entry::cuIpcCloseMemHandle>(address);
 }
 

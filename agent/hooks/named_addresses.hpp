@@ -6,7 +6,7 @@
 #pragma once
 
 #include "hooks/inspect.hpp"
-#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 namespace gpu_sleep::hooks {
 

@@ -5,6 +5,7 @@
 
 #include "hooks/driver_table.hpp"
 #include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
 #include "registry/registry.hpp"
 
 namespace gpu_sleep::hooks::own {

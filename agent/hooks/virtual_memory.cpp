@@ -2,9 +2,11 @@
 // Copyright the gpu-sleep authors.
 // The hooks of the program's own virtual memory: a few lines each, no policy.
 
+#include "intercepted/virtual_memory.hpp"
 #include "hooks/driver_table.hpp"
 #include "intercepted/memory.hpp"
 #include "lifecycle/start.hpp"
+#include "sharing/sharing.hpp"
 
 namespace gpu_sleep::hooks::own {
 namespace {
@@ -93,14 +95,14 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
     };
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !intercepts())
         return use_handle(handle, intercepted::k_exported, give);
-    return intercepted::export_handle(handle, static_cast<const int*>(shareable), give);
+    return agent::sharing::export_handle(handle, static_cast<const int*>(shareable), give);
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
     if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && intercepts()) {
         const auto descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
-        if (const auto answer = intercepted::import_handle(handle, descriptor)) return *answer;
+        if (const auto answer = agent::sharing::import_handle(handle, descriptor)) return *answer;
     }
     const auto status = noted(real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type), [=] {
         registry::books().residual.handle_shared(*handle, intercepted::k_of_another_process);

@@ -27,29 +27,28 @@ void tidy_later() noexcept {
 }
 
 /// Closes memory of another process, awake or asleep.
-void unmap_import(ProgramMemory& memory, const Import& import) {
+void unmap_import(ProgramMemory& memory, CUdeviceptr address) {
     const driver::RelaxedCaptureMode relaxed(memory.api());
-    const auto span = import.place->span();
-    static_cast<void>(books().allocations.take(span.address, true));
     memory.with_lock([&](LockedMemory& locked) {
-        auto backing = locked.remove_mapping(span.address);
+        const auto* const open = locked.ledger().find(address);
+        if (!open) return; // an exception came after it
+        const auto begin = open->address;
+        const auto ended = books().imports.take(begin);
+        const auto backing = locked.remove_mapping(begin);
+        const driver::AddressSpan span{begin, backing.bytes};
         if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
         auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
         if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
         if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
     });
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto passing = std::ranges::find_if(imports.passing, [&](const PassingImport& each) {
-        return each.from == import.from && each.asked == import.asked;
-    });
-    if (passing != imports.passing.end()) imports.passing.erase(passing);
 }
 
-/// Frees what is no block of a pool here: plain memory, or what was imported by a pool.
+/// Frees what is no block of a pool here.
 void give_plain(ProgramMemory& memory, const Allocation& freed) {
-    if (!freed.is_import) return give_range(memory, freed.address);
-    for (const auto& import : take_import(freed.address)) unmap_import(memory, import);
+    if (freed.is_import)
+        unmap_import(memory, freed.address);
+    else
+        give_range(memory, freed.address);
 }
 
 /// Frees plain memory that waited for a stream which is there now.
@@ -105,7 +104,6 @@ bool note_work(const driver::Api& api, const Due& due, PendingWork& work) {
         for (; devices != 0; devices &= devices - 1)
             is_noted &= note_work_on(api, std::countr_zero(devices), work);
     };
-    for (const auto& import : due.imports) note_on(import.access);
     for (const auto& [address, allocation] : due.allocations) {
         if (allocation.is_import)
             note_on(allocation.access);
@@ -149,7 +147,6 @@ void trim() noexcept {
 }
 
 void Due::give_back(ProgramMemory& memory) {
-    for (; !imports.empty(); imports.pop_front()) unmap_import(memory, imports.front());
     for (; !allocations.empty(); allocations.erase(allocations.begin()))
         give_allocation(memory, allocations.begin()->second);
 }

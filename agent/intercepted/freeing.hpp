@@ -46,18 +46,13 @@ auto try_for_memory(ProgramMemory& memory, Try&& try_once) {
 /// Frees the allocations, and closes the memory of other processes, that waited for captures to end.
 void free_waiting() noexcept;
 
-/// Closes once what was opened at the address, by a pool or by CUDA IPC. Returns how often it is open still;
-/// nothing if there is none.
-[[nodiscard]] std::optional<unsigned> close_once(CUdeviceptr address, bool is_of_pool) noexcept;
-/// Takes out what is open at the address. It may be used until it is unmapped.
-[[nodiscard]] std::list<Import> take_import(CUdeviceptr address) noexcept;
-
-/// What is out of the books to be freed or closed. What is not by the end of this, for want of memory
+/// What is out of the index to be freed or closed. What is not by the end of this, for want of memory
 /// perhaps, is freed later.
-struct Due : Later::Items {
+struct Due {
+    Allocations::Taken allocations;
     Due& operator=(Due&&) = delete;
     ~Due() { free_later(); }
-    void free_later() noexcept { books().later.add(*this); }
+    void free_later() noexcept { books().later.add(allocations); }
     /// Frees and closes all of it. No work may still use it.
     void give_back(ProgramMemory& memory);
 };
@@ -70,10 +65,10 @@ CUresult free_due(ProgramMemory& memory, Due& due, PendingWork::Way way = Pendin
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
     // The record goes first: behind the free the address may at once be somebody else's.
-    Due due{{books().allocations.take(address, false), {}}};
+    Due due{books().allocations.take(address, false)};
     if (due.allocations.empty()) return std::nullopt;
     const auto& known = due.allocations.begin()->second;
-    if (known.is_import && close_once(address, true).value_or(0) != 0) {
+    if (known.is_import && books().imports.close_once(address, true).value_or(0) != 0) {
         books().allocations.put_back(due.allocations);
         return CUDA_SUCCESS;
     }

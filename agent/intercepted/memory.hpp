@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// The program's memory by its calls: plain, by cuMemAlloc and its like; of pools; of other processes; and
-// from the C API. Where calls are intercepted plain memory, and that from the C API, is in the index of
-// allocations: other calls name it. Copies from every device reach it, and kernels once the program has asked
-// for that. Source: CUDA Driver API, Memory Management.
+// The program's memory by its calls: plain, by cuMemAlloc and its like; of pools; virtual; and from the C
+// API. Where calls are intercepted plain memory, and that from the C API, is in the index of allocations:
+// other calls name it. Copies from every device reach it, and kernels once the program has asked for that.
+// Source: CUDA Driver API, Memory Management.
 
 #pragma once
 
 #include "intercepted/calls.hpp"
-#include "model/request.hpp"
-#include "server/shared_memory.hpp"
 
 namespace gpu_sleep::agent::intercepted {
 
@@ -26,6 +24,11 @@ namespace gpu_sleep::agent::intercepted {
                                  unsigned long long& flags) noexcept;
 /// Lets `devices` reach the range of `address`, as its `owner` does. Whether that was new to any.
 bool let_reach(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUdeviceptr address) noexcept;
+/// Lets more devices reach memory of another process that is open. Errors: driver_failed.
+[[nodiscard]] Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, const Import& import,
+                                        driver::DeviceMask devices);
+/// Lets all devices that may reach an imported pool reach what was imported by it.
+void let_reach_imports(ProgramMemory& memory, const Pool& pool);
 /// The current context may reach memory of `peer`'s device from now on.
 void peer_access_enabled(CUcontext peer) noexcept;
 /// The driver refused a copy, as it does when an intercepted range lies on a device that the copy's context
@@ -49,116 +52,6 @@ void add_pool_figures(CUmemoryPool pool, CUmemPool_attribute attribute, void* va
 /// After the driver allocated of the pool, which may be one of which we have memory, too.
 void note_mixed_pool(CUmemoryPool pool) noexcept;
 void pool_access(CUmemoryPool pool, const CUmemAccessDesc* grants, std::size_t count) noexcept;
-
-// Legacy CUDA IPC of plain memory. Source: CUDA Driver API, cuIpcGetMemHandle.
-
-/// A handle of ours for a plain allocation, which stays on the GPU from now on.
-[[nodiscard]] Answer ipc_handle(CUipcMemHandle* handle, CUdeviceptr address) noexcept;
-/// Opens such a handle of another process; waits for that one.
-[[nodiscard]] Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned flags) noexcept;
-[[nodiscard]] Answer close_ipc(CUdeviceptr address) noexcept;
-/// Answers another process about memory of which one of both made a handle. Thread-safe; does not wait for a
-/// sleep. Errors: those of model::SharedMemoryRequest, driver_failed.
-[[nodiscard]] Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pid_t asker);
-
-// Pools that the program shares, and memory of pools that it imports. What the driver made is left to it.
-// Source: CUDA Driver API, Stream Ordered Memory Allocator.
-
-/// Makes a descriptor that stands for a pool of ours.
-[[nodiscard]] Answer export_pool(int* descriptor, CUmemoryPool pool) noexcept;
-/// Makes a pool for who has such a descriptor: an empty one, by which what is of the other's is imported.
-[[nodiscard]] Answer import_pool(CUmemoryPool* pool, int descriptor) noexcept;
-/// Makes what others import a block of such a pool by, which stays on the GPU from now on.
-[[nodiscard]] Answer export_pointer(CUmemPoolPtrExportData* data, CUdeviceptr address) noexcept;
-/// As open_ipc(). The program frees it as memory of the pool.
-[[nodiscard]] Answer import_pointer(CUdeviceptr* address, CUmemoryPool pool,
-                                    const CUmemPoolPtrExportData* data) noexcept;
-/// Lets all devices that may reach an imported pool reach what was imported by it.
-void let_reach_imports(ProgramMemory& memory, const Pool& pool);
-
-// A sleep of memory that processes share: of its owner and of all that opened it, in one party. All are
-// drained when they ask each other, and none has released anything.
-
-/// Whether the program has any such memory.
-[[nodiscard]] bool shares_any(ProgramMemory& memory);
-/// The pids of those that live, and with whom it shares memory. May throw for want of memory.
-[[nodiscard]] std::vector<std::uint64_t> sharers(ProgramMemory& memory);
-/// For a dry run of several processes as one: what is shared counts as going to sleep until settle_shared().
-void expect_shared_to_go(ProgramMemory& memory, LockedMemory& locked);
-/// Makes what the program has imported ready to sleep: what is mapped nowhere yet, and descriptors that it
-/// keeps. The gate is shut until settle_shared().
-void prepare_imports(ProgramMemory& memory) noexcept;
-/// Asks the others, and has what goes to sleep with them be as any other memory until settle_shared().
-/// Returns what stays, with the reason. Errors: timed_out, cancelled, those of server::ask_for_memory(): it
-/// is not known who goes.
-[[nodiscard]] Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory,
-                                                               const model::SleepRequest& request,
-                                                               Clock::time_point deadline,
-                                                               const std::function<bool()>& keep_going);
-/// What is awake stays from now on, and others get it; with a `waking` party, that alone, and what this wake
-/// has mapped of the tags that it `wakes`, too.
-void settle_shared(
-    ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking = 0,
-    const std::function<bool(ledger::TagId)>& wakes = [](auto) { return true; });
-/// What sleeps here and has no owner any more becomes this process's own. Returns what of it is lost.
-[[nodiscard]] std::vector<std::string> adopt_orphans(ProgramMemory& memory);
-/// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles, but for those that
-/// were closed meanwhile, or were not asked for and sleep at their owner. `keep_going` is asked while it
-/// waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
-/// server::ask_for_memory().
-[[nodiscard]] Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
-                                         const model::WakeRequest& request, Clock::time_point deadline,
-                                         const std::function<bool()>& keep_going);
-/// The command is gone, or has withdrawn, when all was ready: whether it has told any of those that share
-/// memory with this process to go on. Then this one has to go on, too, for no memory may become two. Waits
-/// for the others, half a second as a rule.
-[[nodiscard]] bool party_has_passed(ProgramMemory& memory, std::uint64_t party);
-
-// The program's own virtual memory: its handles, its mappings, and which of them have to stay.
-
-[[nodiscard]] Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes,
-                            const CUmemAllocationProp* properties, unsigned long long flags) noexcept;
-/// Imports memory that a process with an agent has exported; waits for that one. No answer for all other
-/// descriptors.
-[[nodiscard]] Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept;
-[[nodiscard]] Answer release(CUmemGenericAllocationHandle handle) noexcept;
-[[nodiscard]] Answer retain_handle(CUmemGenericAllocationHandle* handle, const void* address) noexcept;
-[[nodiscard]] Answer properties_of(CUmemAllocationProp* properties,
-                                   CUmemGenericAllocationHandle handle) noexcept;
-/// Adds where the handle's memory is mapped; nothing for one that is none of ours. May throw for want of
-/// memory.
-void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named);
-
-[[nodiscard]] Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset,
-                         CUmemGenericAllocationHandle handle, unsigned long long flags) noexcept;
-[[nodiscard]] Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept;
-[[nodiscard]] Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
-                                std::size_t count) noexcept;
-/// Maps what was imported and is mapped nowhere at a place of its own, so that it can sleep as all that is
-/// mapped. May throw for want of memory.
-void map_loose_imports(ProgramMemory& memory);
-/// Unmaps it again, unless it sleeps.
-void unmap_loose_imports(ProgramMemory& memory, LockedMemory& locked) noexcept;
-/// Whether the program has something mapped there, awake or asleep.
-[[nodiscard]] bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept;
-/// Whether memory that the program mapped itself sleeps, which it cannot unmap.
-[[nodiscard]] bool own_mappings_sleep() noexcept;
-/// Runs `use` with the driver's handle behind the program's, or with the handle itself when it is none of
-/// ours. If it succeeds the memory has to stay where it is from now on; `reason` says why. The caller passes
-/// the gate meanwhile, so that nothing moves.
-CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
-                    const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept;
-/// The same for an export to the number that `descriptor` points to then. It sleeps if all sleep who have it.
-CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descriptor,
-                       const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept;
-/// Runs the driver's cuMemMapArrayAsync on a copy of `maps` that has the driver's handles.
-CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
-                    const std::function<CUresult(CUarrayMapInfo*)>& map) noexcept;
-/// Memory in the span has to stay where it is from now on. The caller passes the gate since before it was
-/// given away.
-void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept;
-/// Adds the program's handles whose memory cannot sleep.
-void add_handles_that_stay(std::vector<Residual>& sums);
 
 // Memory that stays on the GPU while the program sleeps: noted where it is made, and summed up with the
 // reasons.

@@ -98,6 +98,30 @@ bool let_reach(ProgramMemory& memory, driver::DeviceMask devices, int owner, CUd
     return is_new;
 }
 
+Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, const Import& import,
+                          driver::DeviceMask devices) {
+    auto& backing = *locked.ledger().find(import.at);
+    if ((devices & ~backing.access) == 0) return {};
+    if (backing.mapped)
+        GPU_SLEEP_TRY(driver::set_access(api, import.place->span(), backing.access | devices));
+    backing.access |= devices;
+    books().allocations.change(import.pool ? import.given : import.at,
+                               [&](Allocation& known) { known.access = backing.access; });
+    return {};
+}
+
+void let_reach_imports(ProgramMemory& memory, const Pool& pool) {
+    memory.with_lock([&](LockedMemory& locked) {
+        auto& imports = books().imports;
+        const MutexLock lock(imports.mutex);
+        for (auto& import : imports.all) {
+            if (import.pool.get() != &pool) continue;
+            const auto reached = extend_reach(memory.api(), locked, import, pool.access);
+            if (!reached) log::warning("memory of a pool cannot be reached: {}", reached.error().message);
+        }
+    });
+}
+
 Answer allocate(CUdeviceptr* address, std::size_t bytes, ResidualRecord& residual) noexcept {
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!address || bytes == 0) return std::nullopt;

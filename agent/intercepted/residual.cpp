@@ -5,6 +5,7 @@
 #include "intercepted/memory.hpp"
 
 #include "common/interception.hpp"
+#include "intercepted/virtual_memory.hpp"
 #include "model/model.hpp"
 
 namespace gpu_sleep::agent::intercepted {

@@ -3,11 +3,10 @@
 // The program's own handles stay good while the driver's die at a sleep. A mapping is given to the ledger
 // once it can sleep.
 
-#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 #include "intercepted/freeing.hpp"
 #include "intercepted/rules.hpp"
-#include "intercepted/sharing.hpp"
 #include "model/model.hpp"
 
 #include <fcntl.h>
@@ -17,112 +16,87 @@ namespace gpu_sleep::agent::intercepted {
 
 namespace {
 
-/// Null when the program has no such handle.
-Handle* find_handle(Handles& all, std::uint64_t number) GPU_SLEEP_REQUIRES(all.mutex) {
-    const auto found = all.handles.find(number);
-    return found == all.handles.end() ? nullptr : &found->second;
-}
-
-/// Calls `use` under the mutexes of the program's memory and of its handles.
-template <class Use>
-auto with_handles(ProgramMemory& memory, const Use& use) {
-    // Clang does not see that the mutex which `use` requires is that of the handles it is given.
-    return memory.with_lock([&](LockedMemory& locked) GPU_SLEEP_UNCHECKED {
-        auto& all = books().handles;
-        const MutexLock lock(all.mutex);
-        return use(locked, all);
-    });
-}
-
 /// Gives it back to the driver once the program has neither it nor a mapping of it.
 void release_if_unused(ProgramMemory& memory, Handles& all, const Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
     if (handle.references != 0 || !handle.mappings.empty()) return;
     memory.api().cuMemRelease(handle.real);
-    all.handles.erase(handle.number);
+    all.erase(handle);
+}
+
+/// As answered_with_memory(), under the mutexes of with_handles().
+template <class Body>
+Answer answered_with_handles(const Body& body) noexcept {
+    return answered_with_memory([&](ProgramMemory& memory) {
+        return memory.with_lock([&](LockedMemory& locked) GPU_SLEEP_UNCHECKED { // as there
+            auto& all = books().handles;
+            const MutexLock lock(all.mutex);
+            return body(memory, locked, all);
+        });
+    });
 }
 
 /// Whether the mapping's contents are kept elsewhere, and its handle has no memory.
-bool sleeps(const LockedMemory& memory, CUdeviceptr address, const Mapping& mapping) {
-    const auto* const backing = mapping.in_ledger ? memory.ledger().find(address) : nullptr;
+bool sleeps(const LockedMemory& memory, const Mapping& mapping) {
+    const auto* const backing = mapping.in_ledger ? memory.ledger().find(mapping.address) : nullptr;
     return backing && backing->is_asleep();
 }
 
-bool any_sleeps(const LockedMemory& memory, const Handles& all, const std::vector<CUdeviceptr>& mappings)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    return std::any_of(mappings.begin(), mappings.end(), [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
-        return sleeps(memory, at, all.mappings.at(at));
-    });
+bool any_sleeps(const LockedMemory& memory, const std::vector<Mapping*>& mappings) {
+    return std::ranges::any_of(mappings, [&](const auto* mapping) { return sleeps(memory, *mapping); });
 }
 
 /// Takes a mapping, which is awake, out of the ledger; its handle knows the driver's again. From then on
 /// nobody asks here who has it, too: exported, it stays for good.
-void take_from_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping) {
+void take_from_ledger(LockedMemory& memory, Mapping& mapping) {
     if (!mapping.in_ledger) return;
-    if (auto* const with = intercepted::memory(); with && mapping.handle->is_exported) {
-        with->shared_ranges().withdraw(mapping.handle->number).end();
-        if (!mapping.handle->stay_reason) mapping.handle->stay_reason = k_exported;
+    auto& handle = *mapping.handle;
+    if (auto* const with = intercepted::memory(); with && handle.is_exported) {
+        with->shared_ranges().withdraw(handle.number).end();
+        if (!handle.stay_reason) handle.stay_reason = k_exported;
     }
-    if (mapping.handle->import) end_import_at(address);
-    const auto removed = memory.remove_mapping(address);
+    if (handle.import) books().imports.take(mapping.address);
+    const auto removed = memory.remove_mapping(mapping.address);
     mapping.in_ledger = false;
-    mapping.handle->real = removed.handle;
-    mapping.handle->host_backed = removed.host_backed;
-    static_cast<void>(books().allocations.take(address, true));
+    handle.real = removed.handle;
+    handle.host_backed = removed.host_backed;
+    static_cast<void>(books().allocations.take(mapping.address, true));
 }
 
 /// Unless it sleeps, the handle's memory stays where it is from now on; `reason` says why.
-void make_stay(LockedMemory& memory, Handles& all, Handle& handle, const char* reason)
-    GPU_SLEEP_REQUIRES(all.mutex) {
-    if (any_sleeps(memory, all, handle.mappings)) return;
-    for (const auto address : handle.mappings) take_from_ledger(memory, address, all.mappings.at(address));
+void make_stay(LockedMemory& memory, Handle& handle, const char* reason) {
+    if (any_sleeps(memory, handle.mappings)) return;
+    for (auto* const mapping : handle.mappings) take_from_ledger(memory, *mapping);
     if (!handle.stay_reason) handle.stay_reason = reason;
 }
 
-/// The driver's handle behind the program's, or the handle itself when it is none of ours; nothing when its
-/// memory sleeps.
-std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
-    std::optional real = handle;
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            if (const auto* mine = find_handle(all, handle)) real = real_handle(locked, all, *mine);
-        });
-    });
-    return real;
-}
-
-void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            if (auto* mine = find_handle(all, handle))
-                make_stay(locked, all, *mine, reason);
-            else if (reason == k_exported)
-                books().residual.handle_shared(handle, reason);
-        });
-    });
-}
-
-/// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
-constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
-
 /// Lets others ask for what is mapped, which the ledger has: it stays unless all of them go to sleep.
-void share_mapping(LockedMemory& memory, const Handle& handle, CUdeviceptr address) {
-    memory.make_stay(address, k_exported, true);
-    const auto& backing = *memory.ledger().find(address);
+void share_mapping(LockedMemory& memory, const Mapping& mapping) {
+    memory.make_stay(mapping.address, k_exported, true);
+    const auto& backing = *memory.ledger().find(mapping.address);
+    const auto number = mapping.handle->number;
     if (auto* const with = intercepted::memory())
-        with->shared_ranges().add(handle.number, {.allocation = handle.number,
-                                                  .handle = backing.handle,
-                                                  .bytes = backing.bytes,
-                                                  .place = address,
-                                                  .reason = k_exported,
-                                                  .by_descriptor = true});
+        with->shared_ranges().add(number, {.allocation = number,
+                                           .handle = backing.handle,
+                                           .bytes = backing.bytes,
+                                           .place = mapping.address,
+                                           .reason = k_exported,
+                                           .by_descriptor = true});
+}
+
+/// A record of memory that the ledger is to have, where it is imported.
+std::list<Import> draft_import(const Mapping& mapping) {
+    std::list<Import> made;
+    if (const auto& source = mapping.handle->import)
+        made.push_back({source->from, source->asked, mapping.address});
+    return made;
 }
 
 /// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
-void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
-                    const TagChoice& choose_tag) {
+void hand_to_ledger(LockedMemory& memory, Mapping& mapping, const TagChoice& choose_tag) {
     const auto& handle = *mapping.handle;
-    if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, address, mapping);
+    const auto address = mapping.address;
+    if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, mapping);
     const int device = copying_device(handle, mapping.access);
     if (mapping.in_ledger) {
         auto& known = *memory.ledger().find(address);
@@ -133,7 +107,14 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     }
     const auto tag = handle.import ? std::string(model::k_default_tag) : choose_tag(mapping.bytes);
     if (!tag) return;
-    auto import = draft_import(address, handle, mapping.access); // what takes memory comes first
+    auto import = draft_import(mapping); // what takes memory comes first
+    const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
+    auto record = make_entry<Allocations::Taken>(address, Allocation{.address = address,
+                                                                     .bytes = mapping.bytes,
+                                                                     .device = device,
+                                                                     .is_virtual = true,
+                                                                     .access = mapping.access,
+                                                                     .handle_types = handle_types});
     ledger::Backing backing; // from now on it can sleep, and its handle may change
     backing.address = address;
     backing.bytes = backing.allocated = mapping.bytes;
@@ -144,29 +125,21 @@ void hand_to_ledger(LockedMemory& memory, CUdeviceptr address, Mapping& mapping,
     backing.handle = handle.real;
     backing.host_backed = handle.host_backed;
     backing.imported = handle.import.has_value();
-    backing.stays_in_common = handle.is_exported;
-    backing.stay_reason = backing.imported ? k_of_another_process : handle.is_exported ? k_exported : nullptr;
+    backing.stay_reason = handle.import ? k_of_another_process : nullptr;
     memory.ledger().add(std::move(backing));
     mapping.in_ledger = true;
-    note_import(std::move(import));
-    const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
-    books().allocations.add({.address = address,
-                             .bytes = mapping.bytes,
-                             .device = device,
-                             .is_virtual = true,
-                             .access = mapping.access,
-                             .handle_types = handle_types});
-    if (handle.is_exported) share_mapping(memory, handle, address);
+    books().imports.add(std::move(import));
+    books().allocations.add(std::move(record));
+    if (handle.is_exported) share_mapping(memory, mapping);
 }
 
 /// Notes what the driver did to the access to a mapping. A span's grant ends at its first hole: where that
 /// may lie before the mapping, `is_reached` false, the driver is asked, who alone knows of all that is
 /// mapped.
-void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, const CUmemAccessDesc& granted,
-                bool is_reached) {
+void note_grant(const driver::Api& api, Mapping& mapping, const CUmemAccessDesc& granted, bool is_reached) {
     unsigned long long flags = granted.flags;
     const bool is_known =
-        is_reached || api.cuMemGetAccess(&flags, &granted.location, address) == CUDA_SUCCESS;
+        is_reached || api.cuMemGetAccess(&flags, &granted.location, mapping.address) == CUDA_SUCCESS;
     if (!is_known || !is_device(granted.location) || flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
         mapping.has_other_access = true; // it stays, as it is
     else
@@ -174,45 +147,78 @@ void note_grant(const driver::Api& api, CUdeviceptr address, Mapping& mapping, c
 }
 
 /// Takes a mapping, which the driver has unmapped, out of the books.
-void forget_mapping(ProgramMemory& memory, LockedMemory& locked, Handles& all, CUdeviceptr address)
+void forget_mapping(ProgramMemory& memory, LockedMemory& locked, Handles& all, Mapping& mapping)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    auto& mapping = all.mappings.at(address);
     auto& handle = *mapping.handle;
-    take_from_ledger(locked, address, mapping);
-    all.mappings.erase(address);
-    std::erase(handle.mappings, address);
+    take_from_ledger(locked, mapping);
+    std::erase(handle.mappings, &mapping);
+    all.mappings.erase(mapping.address);
     release_if_unused(memory, all, handle);
 }
 
 /// Unmaps what map_loose_imports() has mapped, unless it sleeps.
 void unmap_from_own_place(ProgramMemory& memory, LockedMemory& locked, Handles& all, Handle& handle)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    if (!handle.place || any_sleeps(locked, all, handle.mappings)) return;
+    if (!handle.place || any_sleeps(locked, handle.mappings)) return;
     const auto unmapped = guarded([&] { return driver::unmap(memory.api(), handle.place->span()); });
     if (!unmapped) return; // whoever comes next tries again
     const auto place = *std::exchange(handle.place, std::nullopt);
-    forget_mapping(memory, locked, all, place.span().address);
+    forget_mapping(memory, locked, all, all.mappings.at(place.span().address));
 }
 
 /// The mappings that lie in [address, address + bytes).
-std::vector<CUdeviceptr> mappings_in(const Handles& all, CUdeviceptr address, Bytes bytes)
+std::vector<Mapping*> mappings_in(Handles& all, CUdeviceptr address, Bytes bytes)
     GPU_SLEEP_REQUIRES(all.mutex) {
-    std::vector<CUdeviceptr> found;
+    std::vector<Mapping*> found;
     for (auto at = all.mappings.lower_bound(address); at != all.mappings.end() && at->first < address + bytes;
          ++at)
-        found.push_back(at->first);
+        found.push_back(&at->second);
     return found;
 }
 
 } // namespace
 
-std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handles& all,
-                                                        const Handle& handle) GPU_SLEEP_REQUIRES(all.mutex) {
-    for (const auto at : handle.mappings) {
-        const auto* const backing = all.mappings.at(at).in_ledger ? memory.ledger().find(at) : nullptr;
+std::optional<CUmemGenericAllocationHandle> real_handle(const LockedMemory& memory, const Handle& handle) {
+    for (const auto* const mapping : handle.mappings) {
+        const auto* const backing = mapping->in_ledger ? memory.ledger().find(mapping->address) : nullptr;
         if (backing) return backing->is_asleep() ? std::nullopt : std::optional(backing->handle);
     }
     return handle.real;
+}
+
+std::optional<CUmemGenericAllocationHandle> real_handle_of(CUmemGenericAllocationHandle handle) noexcept {
+    std::optional real = handle;
+    with_handles([&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        if (const auto* mine = all.find(handle)) real = real_handle(locked, *mine);
+    });
+    return real;
+}
+
+void make_handle_stay(CUmemGenericAllocationHandle handle, const char* reason) noexcept {
+    with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        if (auto* mine = all.find(handle))
+            make_stay(locked, *mine, reason);
+        else if (reason == k_exported)
+            books().residual.handle_shared(handle, reason);
+    });
+}
+
+void share_handle(LockedMemory& memory, const Handle& handle) {
+    for (const auto* const mapping : handle.mappings)
+        if (mapping->in_ledger) share_mapping(memory, *mapping);
+}
+
+Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
+                                               driver::PhysicalMemory::Handle handle,
+                                               driver::DeviceMask access) {
+    auto place = driver::VaReservation::create(api, bytes);
+    if (!place) return place;
+    const auto span = place->span();
+    GPU_SLEEP_TRY(driver::map(api, span, handle));
+    auto granted = driver::set_access(api, span, access);
+    if (granted) return place;
+    static_cast<void>(driver::unmap(api, span));
+    return std::move(granted).error();
 }
 
 Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUmemAllocationProp* properties,
@@ -220,7 +226,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
     return answered_with_memory([&](ProgramMemory& memory) -> Answer {
         if (!handle || !properties || !is_device(properties->location)) return std::nullopt;
         // Memory for the record is taken first: once the driver has made the handle, nothing may fail.
-        auto made = make_entry<std::map<std::uint64_t, Handle>>();
+        auto made = make_entry<Handles::ByNumber>();
         auto& mine = made.mapped();
         const auto status = try_for_memory(
             memory, [&] { return memory.api().cuMemCreate(&mine.real, bytes, properties, flags); });
@@ -232,53 +238,7 @@ Answer create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const CUm
         mine.stay_reason = why_it_stays(*properties);
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        made.key() = mine.number = *handle = k_first_handle + ++all.next;
-        all.handles.insert(std::move(made));
-        return CUDA_SUCCESS;
-    });
-}
-
-Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept {
-    const auto give_up = [=]() -> Answer {
-        if (note_unseen_import(descriptor)) return std::nullopt;
-        log::warning("memory that came by descriptor {} cannot be opened: too few descriptors", descriptor);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    };
-    return answered([&]() -> Answer {
-        const auto with = intercepted::memory();
-        if (!handle) return std::nullopt;
-        const auto import = with ? recognise(descriptor) : Result<PassingImport>(Error());
-        if (!import) return give_up();
-        auto& memory = *with;
-        auto& all = books().handles;
-        if (import->from.pid == ::getpid()) {
-            const MutexLock lock(all.mutex);
-            auto* const own = find_handle(all, import->asked.allocation);
-            if (!own) return CUDA_ERROR_INVALID_VALUE;
-            ++own->references;
-            *handle = own->number;
-            return CUDA_SUCCESS;
-        }
-        const Passing passing(*import);
-        const auto shared = ask_until_awake(import->from, import->asked);
-        if (!shared) return give_up();
-        auto made = make_entry<std::map<std::uint64_t, Handle>>();
-        auto& mine = made.mapped();
-        mine.import = *import;
-        mine.bytes = shared->what.bytes;
-        mine.references = 1;
-        auto opened = import_memory(memory.api(), shared->memory);
-        if (!opened) return to_status(opened.error());
-        const auto status =
-            memory.api().cuMemGetAllocationPropertiesFromHandle(&mine.properties, opened->get());
-        if (status != CUDA_SUCCESS) return status;
-        mine.imported_on = driver::current_device(memory.api()).value_or(mine.properties.location.id);
-        mine.stay_reason =
-            is_device(mine.properties.location) ? why_it_stays(mine.properties) : k_of_another_process;
-        const MutexLock lock(all.mutex);
-        mine.real = opened->release();
-        made.key() = mine.number = *handle = k_first_handle + ++all.next;
-        all.handles.insert(std::move(made));
+        *handle = all.add(std::move(made));
         return CUDA_SUCCESS;
     });
 }
@@ -289,7 +249,7 @@ Answer release(CUmemGenericAllocationHandle handle) noexcept {
         if (!with) return handle >= k_first_handle ? Answer(CUDA_SUCCESS) : std::nullopt;
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        auto* mine = find_handle(all, handle);
+        auto* mine = all.find(handle);
         if (!mine) return std::nullopt;
         if (mine->references == 0) return CUDA_ERROR_INVALID_VALUE;
         --mine->references;
@@ -321,7 +281,7 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
         if (!properties) return std::nullopt;
         auto& all = books().handles;
         const MutexLock lock(all.mutex);
-        const auto* mine = find_handle(all, handle);
+        const auto* mine = all.find(handle);
         if (!mine) return std::nullopt;
         *properties = mine->properties;
         return CUDA_SUCCESS;
@@ -331,94 +291,86 @@ Answer properties_of(CUmemAllocationProp* properties, CUmemGenericAllocationHand
 void add_mappings_of(CUmemGenericAllocationHandle handle, gate::Named& named) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    const auto* mine = find_handle(all, handle);
+    const auto* mine = all.find(handle);
     if (!mine) return;
-    for (const auto at : mine->mappings) named.spans.push_back({at, at + all.mappings.at(at).bytes});
+    for (const auto* const mapping : mine->mappings)
+        named.spans.push_back({mapping->address, mapping->address + mapping->bytes});
 }
 
 Answer map(CUdeviceptr address, std::size_t bytes, std::size_t offset, CUmemGenericAllocationHandle handle,
            unsigned long long flags) noexcept {
-    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        return with_handles(
-            memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
-                auto* mine = find_handle(all, handle);
-                if (!mine) return std::nullopt;
-                unmap_from_own_place(memory, locked, all, *mine);
-                mine = find_handle(all, handle); // which may have waited for that to be released
-                if (!mine) return CUDA_ERROR_INVALID_VALUE;
-                const auto real = real_handle(locked, all, *mine);
-                if (!real) return k_sleeps;
-                // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
-                std::map<CUdeviceptr, Mapping> made;
-                made.emplace(address, Mapping{.bytes = bytes, .offset = offset, .handle = mine});
-                mine->mappings.reserve(mine->mappings.size() + 1);
-                const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
-                if (status != CUDA_SUCCESS) return status;
-                if (!mine->mappings.empty()) make_stay(locked, all, *mine, "mapped at several addresses");
-                all.mappings.merge(made);
-                mine->mappings.push_back(address);
-                return CUDA_SUCCESS;
-            });
+    return answered_with_handles([&](ProgramMemory& memory, LockedMemory& locked,
+                                     Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+        auto* mine = all.find(handle);
+        if (!mine) return std::nullopt;
+        unmap_from_own_place(memory, locked, all, *mine);
+        mine = all.find(handle); // which may have waited for that to be released
+        if (!mine) return CUDA_ERROR_INVALID_VALUE;
+        const auto real = real_handle(locked, *mine);
+        if (!real) return k_sleeps;
+        // Memory for the record is taken first: once the driver has mapped it, nothing may fail.
+        auto made = make_entry<Handles::ByAddress>();
+        made.mapped() = {.bytes = bytes, .offset = offset, .handle = mine};
+        mine->mappings.reserve(mine->mappings.size() + 1);
+        const auto status = memory.api().cuMemMap(address, bytes, offset, *real, flags);
+        if (status != CUDA_SUCCESS) return status;
+        if (!mine->mappings.empty()) make_stay(locked, *mine, "mapped at several addresses");
+        all.add(address, std::move(made));
+        return CUDA_SUCCESS;
     });
 }
 
 Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc* grants,
                   std::size_t count) noexcept {
-    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
+    return answered([&] {
         const TagChoice choose_tag;
-        return with_handles(
-            memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
-                const auto found = mappings_in(all, address, bytes);
-                if (found.empty()) return std::nullopt;
-                if (any_sleeps(locked, all, found)) return k_sleeps;
-                const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
-                if (status != CUDA_SUCCESS) return status;
-                auto reached = address; // without a hole
-                for (const auto at : found) {
-                    auto& mapping = all.mappings.at(at);
-                    const bool is_reached = at == reached;
-                    if (is_reached) reached += mapping.bytes;
-                    for (std::size_t i = 0; i < count; ++i)
-                        note_grant(memory.api(), at, mapping, grants[i], is_reached);
-                    hand_to_ledger(locked, at, mapping, choose_tag);
-                }
-                return CUDA_SUCCESS;
-            });
+        return answered_with_handles([&](ProgramMemory& memory, LockedMemory& locked,
+                                         Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+            const auto found = mappings_in(all, address, bytes);
+            if (found.empty()) return std::nullopt;
+            if (any_sleeps(locked, found)) return k_sleeps;
+            const auto status = memory.api().cuMemSetAccess(address, bytes, grants, count);
+            if (status != CUDA_SUCCESS) return status;
+            auto reached = address; // without a hole
+            for (auto* const mapping : found) {
+                const bool is_reached = mapping->address == reached;
+                if (is_reached) reached += mapping->bytes;
+                for (const auto& granted : std::span(grants, count))
+                    note_grant(memory.api(), *mapping, granted, is_reached);
+                hand_to_ledger(locked, *mapping, choose_tag);
+            }
+            return CUDA_SUCCESS;
+        });
     });
 }
 
 Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
-    return answered_with_memory([&](ProgramMemory& memory) -> Answer {
-        return with_handles(memory,
-                            [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
-                                const auto found = mappings_in(all, address, bytes);
-                                if (found.empty()) return std::nullopt;
-                                if (any_sleeps(locked, all, found)) return k_sleeps;
-                                const auto status = memory.api().cuMemUnmap(address, bytes);
-                                if (status != CUDA_SUCCESS) return status;
-                                for (const auto at : found) forget_mapping(memory, locked, all, at);
-                                return CUDA_SUCCESS;
-                            });
-    });
+    const auto unmap_whole = [&](ProgramMemory& memory, LockedMemory& locked, Handles& all)
+                                 GPU_SLEEP_REQUIRES(all.mutex) -> Answer {
+        const auto found = mappings_in(all, address, bytes);
+        if (found.empty()) return std::nullopt;
+        if (any_sleeps(locked, found)) return k_sleeps;
+        const auto status = memory.api().cuMemUnmap(address, bytes);
+        if (status != CUDA_SUCCESS) return status;
+        for (auto* const mapping : found) forget_mapping(memory, locked, all, *mapping);
+        return CUDA_SUCCESS;
+    };
+    return answered_with_handles(unmap_whole);
 }
 
 void map_loose_imports(ProgramMemory& memory) {
     const TagChoice choose_tag;
-    with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+    with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
         for (auto& [number, handle] : all.handles) {
             if (!handle.import || !handle.mappings.empty() || handle.stay_reason) continue;
             const auto access = driver::DeviceMask{1} << handle.imported_on;
-            auto made = make_entry<std::map<CUdeviceptr, Mapping>>(); // what takes memory comes first
+            auto made = make_entry<Handles::ByAddress>(); // what takes memory comes first
             made.mapped() = {.bytes = handle.bytes, .handle = &handle, .access = access};
             handle.mappings.reserve(1);
             auto place = map_at_own_place(memory.api(), handle.bytes, handle.real, access);
             if (!place) continue; // then it stays
-            const auto at = place->span().address;
-            made.key() = at;
-            auto& mapping = all.mappings.insert(std::move(made)).position->second;
-            handle.mappings.push_back(at);
             handle.place = *std::move(place);
-            hand_to_ledger(locked, at, mapping, choose_tag);
+            hand_to_ledger(locked, all.add(handle.place->span().address, std::move(made)), choose_tag);
         }
     });
 }
@@ -439,34 +391,12 @@ bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
 }
 
 bool own_mappings_sleep() noexcept {
-    const auto with = memory();
-    if (!with) return false;
-    return with_handles(*with, [](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-        return std::any_of(all.mappings.begin(), all.mappings.end(), [&](const auto& mapping) {
-            return sleeps(locked, mapping.first, mapping.second);
-        });
+    bool any = false;
+    with_handles([&](const LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        any =
+            std::ranges::any_of(all.mappings, [&](const auto& each) { return sleeps(locked, each.second); });
     });
-}
-
-CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descriptor,
-                       const std::function<CUresult(CUmemGenericAllocationHandle)>& use) noexcept {
-    const auto real = real_handle_of(handle);
-    if (!real) return k_sleeps;
-    const auto status = use(*real);
-    if (status != CUDA_SUCCESS) return status;
-    bool is_known = false;
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            auto* const mine = find_handle(all, handle);
-            if (!mine || mine->stay_reason) return;
-            if (!note_export(all, *mine, *descriptor)) return;
-            for (const auto at : mine->mappings)
-                if (!mine->is_exported && all.mappings.at(at).in_ledger) share_mapping(locked, *mine, at);
-            is_known = mine->is_exported = true;
-        });
-    });
-    if (!is_known) make_handle_stay(handle, k_exported);
-    return status;
+    return any;
 }
 
 CUresult use_handle(CUmemGenericAllocationHandle handle, const char* reason,
@@ -497,20 +427,18 @@ CUresult map_arrays(const CUarrayMapInfo* maps, unsigned count,
 }
 
 void make_span_stay(CUdeviceptr address, std::size_t bytes, const char* reason) noexcept {
-    with_memory([&](ProgramMemory& memory) {
-        with_handles(memory, [&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
-            for (auto at = address; at < address + bytes;) {
-                const auto* const backing = locked.ledger().find(at);
-                if (!backing) break;
-                const auto begin = backing->address;
-                at = backing->end();
-                const auto mapping = all.mappings.find(begin);
-                if (mapping == all.mappings.end())
-                    locked.make_stay(begin, reason);
-                else
-                    make_stay(locked, all, *mapping->second.handle, reason);
-            }
-        });
+    with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
+        for (auto at = address; at < address + bytes;) {
+            const auto* const backing = locked.ledger().find(at);
+            if (!backing) break;
+            const auto begin = backing->address;
+            at = backing->end();
+            const auto mapping = all.mappings.find(begin);
+            if (mapping == all.mappings.end())
+                locked.make_stay(begin, reason);
+            else
+                make_stay(locked, *mapping->second.handle, reason);
+        }
     });
 }
 
@@ -518,8 +446,7 @@ void add_handles_that_stay(std::vector<Residual>& sums) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
     for (const auto& [number, handle] : all.handles) {
-        const auto* const mapping =
-            handle.mappings.empty() ? nullptr : &all.mappings.at(handle.mappings.front());
+        const auto* const mapping = handle.mappings.empty() ? nullptr : handle.mappings.front();
         if (mapping && mapping->in_ledger) continue;
         const auto* reason = handle.import        ? k_of_another_process
                              : handle.is_exported ? k_exported

@@ -13,6 +13,7 @@
 #include "intercepted/memory.hpp"
 #include "model/environment.hpp"
 #include "registry/registry.hpp"
+#include "sharing/sharing.hpp"
 #include "store/host_budget.hpp"
 #include "store/own_file.hpp"
 
@@ -305,7 +306,7 @@ model::Report Agent::status() {
 }
 
 Result<server::SharedMemory> Agent::share(const model::SharedMemoryRequest& request, pid_t asker) {
-    auto shared = intercepted::share(request, asker);
+    auto shared = sharing::share(request, asker);
     const bool sleeps = !shared && shared.error().code == ErrorCode::refused;
     if (sleeps && request.question == model::SharingQuestion::wake) touch_waker_.wake_for_sharer();
     return shared;

@@ -8,8 +8,8 @@
 #include "intercepted/memory.hpp"
 #include "intercepted/objects.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/unseen.hpp"
 #include "operations/joint.hpp"
+#include "operations/unseen.hpp"
 #include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -135,7 +135,7 @@ std::string DeepSleep::why_not(const Uses& uses) const {
 }
 
 Result<DeepSleep::Uses> DeepSleep::uses() const {
-    auto unseen = GPU_SLEEP_TRY(intercepted::find_unseen_uses());
+    auto unseen = GPU_SLEEP_TRY(find_unseen_uses());
     Uses uses;
     uses.unseen = std::move(unseen);
     memory_.with_lock([&](const LockedMemory& locked) {

@@ -7,7 +7,7 @@
 #include "common/interception.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/pending_work.hpp"
-#include "intercepted/unseen.hpp"
+#include "operations/unseen.hpp"
 #include "registry/registry.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -22,7 +22,7 @@ bool is_shut() noexcept {
 }
 
 bool sees_all() {
-    const auto uses = intercepted::find_unseen_uses();
+    const auto uses = find_unseen_uses();
     return uses && uses->empty();
 }
 

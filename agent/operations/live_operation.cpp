@@ -4,8 +4,8 @@
 
 #include "base/log.hpp"
 #include "common/interception.hpp"
-#include "intercepted/unseen.hpp"
 #include "operations/quiesce.hpp"
+#include "operations/unseen.hpp"
 #include "registry/registry.hpp"
 #include "sleep/live_move.hpp"
 #include "sleep/live_plan.hpp"
@@ -256,10 +256,10 @@ private:
     Result<void> stop_work(const server::ProgressSink& progress, Clock::time_point deadline) {
         if (!memory_.with_lock([](const LockedMemory& locked) { return pause_would_hold_work(locked); }))
             return {};
-        if (auto seen = intercepted::check_all_is_seen(); !seen && !is_forced_) return seen;
+        if (auto seen = check_all_is_seen(); !seen && !is_forced_) return seen;
         Quiesce quiesce(its_.ground, nullptr, progress, alone_, deadline);
         GPU_SLEEP_TRY(quiesce.shut_gate(false));
-        if (auto seen = intercepted::check_calls_are_seen(); !seen && !is_forced_) return seen;
+        if (auto seen = check_calls_are_seen(); !seen && !is_forced_) return seen;
         return quiesce.drain();
     }
 

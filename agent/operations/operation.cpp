@@ -5,8 +5,8 @@
 #include "operations/operation.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/memory.hpp"
 #include "registry/registry.hpp"
+#include "sharing/sharing.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -42,7 +42,7 @@ Result<bool> Operation::begin(bool is_sleep) {
 
 Result<bool> Operation::wait_ready(Joint& joint, std::uint64_t party) {
     auto told = joint.wait_ready();
-    if (!told && intercepted::party_has_passed(memory, party)) told = true;
+    if (!told && sharing::party_has_passed(memory, party)) told = true;
     if (told && *told) memory.shared_ranges().pass();
     return told;
 }

@@ -6,7 +6,8 @@
 
 #include "common/interception.hpp"
 #include "intercepted/memory.hpp"
-#include "intercepted/unseen.hpp"
+#include "operations/unseen.hpp"
+#include "sharing/sharing.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -40,8 +41,8 @@ Report ProcessStatus::report() {
     bool is_unseen = false;
     std::string why_not_deep;
     if (intercepts())
-        if (const auto uses = intercepted::find_unseen_uses(); uses && !uses->empty()) {
-            notes.push_back(intercepted::words_for(*uses));
+        if (const auto uses = find_unseen_uses(); uses && !uses->empty()) {
+            notes.push_back(words_for(*uses));
             is_unseen = true;
             why_not_deep = model::why_not_restored(*uses);
         }
@@ -102,7 +103,7 @@ void ProcessStatus::complete(const LockedMemory& locked, Report& report) {
             report.residual.push_back({row.kind, row.device, row.bytes, row.count, row.reason});
     if (report.operation == model::Operation::status) {
         add_devices(report);
-        report.sharers = intercepted::sharers(memory_);
+        report.sharers = sharing::sharers(memory_);
     }
     for (auto& device : report.devices) {
         auto known = devices_.find(device.device);

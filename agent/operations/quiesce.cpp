@@ -5,10 +5,11 @@
 #include "operations/quiesce.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/memory.hpp"
 #include "intercepted/pending_work.hpp"
+#include "intercepted/virtual_memory.hpp"
 #include "interpreter_lock/python_lock.hpp"
 #include "registry/registry.hpp"
+#include "sharing/sharing.hpp"
 
 #include <fmt/ranges.h>
 
@@ -104,7 +105,7 @@ Result<void> Quiesce::await_others() {
         return intercepts() ? gate::Gate::instance().releasable() : 0;
     };
     for (;;) {
-        if (ground_.memory.shared_ranges().party() != 0) intercepted::prepare_imports(ground_.memory);
+        if (ground_.memory.shared_ranges().party() != 0) sharing::prepare_imports(ground_.memory);
         const auto said = GPU_SLEEP_TRY(joint_.wait_drained(held));
         if (said.kind == model::Directive::Kind::prepare) return {};
         GPU_SLEEP_TRY(let_through(said.count));

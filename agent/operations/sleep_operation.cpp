@@ -5,11 +5,11 @@
 
 #include "common/interception.hpp"
 #include "intercepted/freeing.hpp"
-#include "intercepted/memory.hpp"
-#include "intercepted/unseen.hpp"
 #include "operations/idleness.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
+#include "operations/unseen.hpp"
+#include "sharing/sharing.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -123,8 +123,7 @@ public:
         auto state = model::State::awake;
         auto plan = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             state = locked.state();
-            if (request_.dry_run && request_.joint && !pauses())
-                intercepted::expect_shared_to_go(memory, locked);
+            if (request_.dry_run && request_.joint && !pauses()) sharing::expect_shared_to_go(memory, locked);
             stops_work = pauses() && pause_would_hold_work(locked);
             auto made = locked.engine().plan_sleep(wanted_);
             if (made && scope_ != Scope::all && scope_ != Scope::deep) made->move_only();
@@ -137,7 +136,7 @@ public:
         if (request_.dry_run && stops_work && state != model::State::awake)
             report.notes.emplace_back("it would be paused as well");
         if (scope_ == Scope::deep) return {}; // nothing of it runs
-        sleeps_ = plan.changes_sleep() || stops_work || (request_.joint && intercepted::shares_any(memory));
+        sleeps_ = plan.changes_sleep() || stops_work || (request_.joint && sharing::shares_any(memory));
         // A deep sleep takes what is left.
         if (sleeps_ || (request_.deep && scope_ == Scope::all)) GPU_SLEEP_TRY(check_unseen());
         // With nothing to put to sleep nobody is told: what comes later is not to be touched.
@@ -170,7 +169,7 @@ public:
         memory.shared_ranges().take_part(may_agree() ? request_.party : 0);
         if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate(sleeps_ && !pauses())));
         // One may have been called for the first time just before.
-        return sleeps_ && !request_.force ? intercepted::check_calls_are_seen() : Result<void>();
+        return sleeps_ && !request_.force ? check_calls_are_seen() : Result<void>();
     }
     void settle_gate() noexcept {
         its_.come_first_at_exit(); // what could not be mapped again sleeps
@@ -187,7 +186,7 @@ public:
     /// What processes share goes to sleep if all of them do.
     Result<void> agree_on_shared() {
         if (!may_agree()) return {};
-        auto stays = GPU_SLEEP_TRY(intercepted::agree_on_shared(memory, request_, deadline, [this] {
+        auto stays = GPU_SLEEP_TRY(sharing::agree_on_shared(memory, request_, deadline, [this] {
             return progress({Progress::Phase::drain, 0, 0});
         }));
         if (request_.deep && !stays.empty())
@@ -196,7 +195,7 @@ public:
         return {};
     }
     void settle_shared() {
-        memory.with_lock([this](LockedMemory& locked) { intercepted::settle_shared(memory, locked); });
+        memory.with_lock([this](LockedMemory& locked) { sharing::settle_shared(memory, locked); });
         memory.shared_ranges().take_part(0);
     }
 
@@ -379,7 +378,7 @@ private:
     Result<void> check_unseen() {
         if (!intercepts())
             return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
-        auto seen = intercepted::check_all_is_seen();
+        auto seen = check_all_is_seen();
         if (seen) return {};
         if (!request_.force) return refused(std::move(seen).error(), "; refused without --force");
         report.notes.push_back(seen.error().message + "; its work is not held back");

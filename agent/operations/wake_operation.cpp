@@ -3,9 +3,9 @@
 // A wake as lists of steps (k_begin, k_back, k_wake, k_end).
 
 #include "common/interception.hpp"
-#include "intercepted/memory.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
+#include "sharing/sharing.hpp"
 
 #include <fmt/ranges.h>
 
@@ -36,7 +36,7 @@ public:
     }
     Result<void> look() {
         is_deep_ = GPU_SLEEP_TRY(ground.deep.look());
-        if (!request_.dry_run) report.notes = intercepted::adopt_orphans(memory);
+        if (!request_.dry_run) report.notes = sharing::adopt_orphans(memory);
         if (is_deep_ || request_.gpus.empty() || ground.deep.has_moved(request_.gpus)) return {};
         ground.settle_gate(); // somebody else may have brought it back
         return make_error(
@@ -112,15 +112,15 @@ public:
                             std::ranges::find(request_.tags, locked.ledger().tag(tag).name) !=
                                 request_.tags.end());
                 };
-                if (request_.joint) intercepted::settle_shared(memory, locked, request_.party, wakes);
-                return intercepted::fetch_imports(memory.api(), imports, request_, deadline, [this] {
+                if (request_.joint) sharing::settle_shared(memory, locked, request_.party, wakes);
+                return sharing::fetch_imports(memory.api(), imports, request_, deadline, [this] {
                     return progress({Progress::Phase::waiting, 0, 0});
                 });
             };
             const auto wake = [&](const sleep::Fetch& with) {
                 auto woken =
                     ground.transact(locked, [&] { return locked.wake(request_, control, report, with); });
-                if (!request_.dry_run) intercepted::settle_shared(memory, locked);
+                if (!request_.dry_run) sharing::settle_shared(memory, locked);
                 return woken;
             };
             // Others that wake for this one may wait for what it has.

@@ -42,7 +42,7 @@ struct Allocation {
     unsigned long long id = 0; ///< never used twice
     std::uint64_t access = 0;  ///< of virtual or imported memory: who may read and write it, a bit a device
     unsigned long long handle_types = 0; ///< as which it may be shared, but for plain memory
-    bool is_import = false;              ///< imported by a pool: memory of another process
+    bool is_import = false;              ///< memory of another process, by CUDA IPC or a pool
     /// Of plain memory that was freed in a stream's order: when the stream gets there, and in which context.
     CUevent done = nullptr;
     CUcontext freed_in = nullptr;
@@ -57,7 +57,7 @@ enum class WaitsFor : std::uint8_t {
 };
 [[nodiscard]] constexpr WaitsFor waits_for(const Allocation& freed) noexcept {
     if (freed.done) return WaitsFor::stream;
-    return freed.pool ? WaitsFor::captures : WaitsFor::captures_or_need;
+    return freed.pool || freed.is_import ? WaitsFor::captures : WaitsFor::captures_or_need;
 }
 
 /// How the program frees an allocation, and what becomes of that then.
@@ -163,39 +163,31 @@ private:
 /// deep sleep. Takes no memory. Thread-safe.
 class Later {
 public:
-    struct Items {
-        Allocations::Taken allocations;
-        std::list<Import> imports;
-    };
     using Calls = std::list<std::function<void()>>;
 
-    void add(Items& items) noexcept {
+    void add(Allocations::Taken& all) noexcept {
         const MutexLock lock(mutex_);
-        if (!items.imports.empty()) any_waits_for_captures_ = true;
-        for (const auto& [address, freed] : items.allocations)
+        for (const auto& [address, freed] : all)
             if (waits_for(freed) != WaitsFor::stream) any_waits_for_captures_ = true;
-        items_.allocations.merge(items.allocations);
-        items_.imports.splice(items_.imports.end(), items.imports);
+        freed_.merge(all);
     }
     /// False: nothing does.
     [[nodiscard]] bool may_wait_for_captures() const noexcept { return any_waits_for_captures_; }
     /// Takes out all that waits for captures.
-    [[nodiscard]] Items take_for_captures() noexcept {
-        const MutexLock lock(mutex_);
-        any_waits_for_captures_ = false;
-        const auto waits = [](const auto& each) { return waits_for(each.second) != WaitsFor::stream; };
-        return {move_out(items_.allocations, waits), std::exchange(items_.imports, {})};
+    [[nodiscard]] Allocations::Taken take_for_captures() noexcept {
+        any_waits_for_captures_ = false; // first: what is added meanwhile sets it again
+        return take([](const Allocation& each) { return waits_for(each) != WaitsFor::stream; });
     }
     /// Takes out the allocations that are wanted.
     template <class Wanted>
-    [[nodiscard]] Items take(const Wanted& wanted) noexcept {
+    [[nodiscard]] Allocations::Taken take(const Wanted& wanted) noexcept {
         const MutexLock lock(mutex_);
-        return {move_out(items_.allocations, [&](const auto& each) { return wanted(each.second); }), {}};
+        return move_out(freed_, [&](const auto& each) { return wanted(each.second); });
     }
     template <class Change>
     void change(const Change& body) noexcept {
         const MutexLock lock(mutex_);
-        for (auto& [address, freed] : items_.allocations) body(freed);
+        for (auto& [address, freed] : freed_) body(freed);
     }
     /// Has the call wait for the end of a deep sleep. False: there is none.
     [[nodiscard]] bool put_off(Calls& call) noexcept {
@@ -215,7 +207,7 @@ public:
 
 private:
     Mutex mutex_ GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-    Items items_ GPU_SLEEP_GUARDED_BY(mutex_);
+    Allocations::Taken freed_ GPU_SLEEP_GUARDED_BY(mutex_);
     Calls calls_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::atomic<bool> any_waits_for_captures_{false}; ///< perhaps
 };

@@ -10,6 +10,7 @@
 #include "driver/memory.hpp"
 #include "model/request.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <list>
@@ -20,7 +21,7 @@ namespace gpu_sleep::agent::registry {
 struct Handle;
 struct Pool;
 
-/// Memory of another process that is being opened, or closed, and may be used meanwhile.
+/// Memory of another process that is being opened, and may be used meanwhile.
 struct PassingImport {
     ProcessIdentity from;
     model::SharedMemoryRequest asked;
@@ -29,7 +30,7 @@ struct PassingImport {
 
 /// A descriptor by which the program gave the memory of a handle to others.
 struct Export {
-    std::uint64_t number = 0;
+    std::uint64_t handle = 0;
     std::string path;        ///< where its file can be opened anew
     FileIdentity file;       ///< of a device: all have it in common
     bool was_opened = false; ///< by another process, whose agent has said so
@@ -43,6 +44,7 @@ struct Export {
 };
 
 struct Mapping {
+    CUdeviceptr address = 0;
     Bytes bytes = 0;
     Bytes offset = 0;
     Handle* handle = nullptr;
@@ -59,10 +61,9 @@ struct Handle {
     Bytes bytes = 0;
     CUmemAllocationProp properties{};
     unsigned references = 0;
-    std::vector<CUdeviceptr> mappings;
+    std::vector<Mapping*> mappings;
     const char* stay_reason = nullptr; ///< why it has to stay
     bool is_exported = false;
-    std::vector<Export> exports{};
     std::optional<PassingImport> import{}; ///< where it is of another process
     int imported_on = 0;                   ///< the device that was current then
     /// Where the agent has mapped it for a sleep, because the program has not.
@@ -98,16 +99,49 @@ struct Handle {
     return is_whole && is_open ? nullptr : "mapped in part, or without access for its own device";
 }
 
+/// Numbers that no handle of the driver was seen to have, so that a stray one is noticed.
+inline constexpr std::uint64_t k_first_handle = 0x6770'0000'0000'0000;
+
 /// Its mutex comes after the memory's, which a sleep holds for long: who asks about handles, or has one
 /// without a mapping, which the ledger does not know, needs this one alone.
 struct Handles {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::handles)
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
-    std::map<std::uint64_t, Handle> handles GPU_SLEEP_GUARDED_BY(mutex);
-    std::map<CUdeviceptr, Mapping> mappings GPU_SLEEP_GUARDED_BY(mutex);
-    std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0;
+    using ByNumber = std::map<std::uint64_t, Handle>;
+    ByNumber handles GPU_SLEEP_GUARDED_BY(mutex);
+    using ByAddress = std::map<CUdeviceptr, Mapping>;
+    ByAddress mappings GPU_SLEEP_GUARDED_BY(mutex);
+    /// By where their descriptors are locked.
+    std::map<off_t, Export> exports GPU_SLEEP_GUARDED_BY(mutex);
+    std::uint64_t next GPU_SLEEP_GUARDED_BY(mutex) = 0; ///< number of a handle, or an export
     /// They hold locks, so that the memory stays which was imported here and nobody was told of.
     std::vector<HeldFile> unseen_imports GPU_SLEEP_GUARDED_BY(mutex);
+
+    /// Null when the program has no such handle.
+    [[nodiscard]] Handle* find(std::uint64_t number) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        const auto found = handles.find(number);
+        return found == handles.end() ? nullptr : &found->second;
+    }
+    /// Adds a handle, and returns the number by which the program names it from now on.
+    [[nodiscard]] std::uint64_t add(ByNumber::node_type made) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        const auto number = k_first_handle + ++next;
+        made.key() = made.mapped().number = number;
+        handles.insert(std::move(made));
+        return number;
+    }
+    void erase(const Handle& handle) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        const auto number = handle.number;
+        const auto is_its = [=](const auto& each) { return each.second.handle == number; };
+        if (handle.is_exported) std::erase_if(exports, is_its);
+        handles.erase(number);
+    }
+    /// Adds a mapping of a handle, which has room for it.
+    Mapping& add(CUdeviceptr address, ByAddress::node_type made) noexcept GPU_SLEEP_REQUIRES(mutex) {
+        made.key() = made.mapped().address = address;
+        auto& mapping = mappings.insert(std::move(made)).position->second;
+        mapping.handle->mappings.push_back(&mapping);
+        return mapping;
+    }
 };
 
 /// Memory of another process that the ledger has.
@@ -117,11 +151,9 @@ struct Import {
     CUdeviceptr at = 0;               ///< where it begins
     CUdeviceptr given = 0;            ///< what the program got; 0: it came by a descriptor
     std::optional<driver::VaReservation> place{};
-    driver::DeviceMask access = 0;
     unsigned opens = 1; ///< 0: closed, and work may yet use it
     bool is_asleep = false;
     bool stays = false;                 ///< for another reason than that others have it
-    std::list<PassingImport> closing{}; ///< itself, for Imports::passing
     std::shared_ptr<HeldFile> epochs{}; ///< asleep: the owner's, see SharedRanges::goes_down()
     std::uint64_t epoch = 0;            ///< that it says while the contents kept here are the owner's
     std::shared_ptr<Pool> pool{};       ///< by which it was imported; null: by CUDA IPC, or a descriptor
@@ -132,6 +164,31 @@ struct Imports {
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
     std::list<PassingImport> passing GPU_SLEEP_GUARDED_BY(mutex);
+
+    // None of these takes memory.
+
+    void add(std::list<Import> made) noexcept {
+        const MutexLock lock(mutex);
+        all.splice(all.end(), made);
+    }
+    /// Takes out what the ledger is to have no more. Its place may go once nothing is mapped there.
+    std::list<Import> take(CUdeviceptr at) noexcept {
+        std::list<Import> taken;
+        const MutexLock lock(mutex);
+        const auto import = std::ranges::find(all, at, &Import::at);
+        if (import != all.end()) taken.splice(taken.end(), all, import);
+        return taken;
+    }
+    /// Closes once what was given to the program at the address, by a pool or by CUDA IPC. Returns how often
+    /// it is open still; nothing if there is none.
+    [[nodiscard]] std::optional<unsigned> close_once(CUdeviceptr address, bool is_of_pool) noexcept {
+        const MutexLock lock(mutex);
+        for (auto& import : all)
+            if (import.place && import.given == address && (import.pool != nullptr) == is_of_pool &&
+                import.opens != 0)
+                return --import.opens;
+        return std::nullopt;
+    }
 };
 
 } // namespace gpu_sleep::agent::registry

@@ -34,7 +34,7 @@ Departed Registry::take(CUcontext context, bool is_primary) noexcept {
     return departed;
 }
 
-Later::Items Registry::gone(Departed departed) noexcept {
+Allocations::Taken Registry::gone(Departed departed) noexcept {
     // What is left of its allocations outlives it.
     allocations.change([&](Allocation& a) {
         if (a.context == departed.context) a.context = nullptr;
@@ -43,8 +43,8 @@ Later::Items Registry::gone(Departed departed) noexcept {
         pools.count_freed(address, allocation.bytes);
     pools.settle(true);
     auto due = std::move(departed.later);
-    due.allocations.merge(departed.allocations);
-    for (auto& [address, allocation] : due.allocations) { // with the context its work is over
+    due.merge(departed.allocations);
+    for (auto& [address, allocation] : due) { // with the context its work is over
         allocation.context = nullptr;
         allocation.done = nullptr;
     }

@@ -89,6 +89,14 @@ struct Unseen {
     Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     /// The findings of the last look at all libraries' calls.
     std::vector<model::UnseenUse> bypassing GPU_SLEEP_GUARDED_BY(mutex);
+
+    /// Notes such a call, inside the gate: who closes it, and looks then, sees the note. Takes no memory.
+    void note_call(const char* name) noexcept {
+        for (auto& each : calls) {
+            const char* noted = nullptr;
+            if (each.compare_exchange_strong(noted, name) || noted == name) return;
+        }
+    }
 };
 
 /// Whether the end of the context takes the memory: that of a pool outlives contexts, but for the device's
@@ -104,7 +112,7 @@ struct Departed {
     CUcontext context = nullptr;
     bool is_primary = false;
     Allocations::Taken allocations{}; ///< that die with it
-    Later::Items later{};             ///< those that are freed later, and what was freed in it
+    Allocations::Taken later{};       ///< those that are freed later, and what was freed in it
     Captures::Taken captures{};
     Contexts::Record record{};
     ResidualRecords::Taken residual{};
@@ -131,7 +139,7 @@ struct Registry {
     /// the context has gone(), or what is known is put back. None of these takes memory.
     [[nodiscard]] Departed take(CUcontext context, bool is_primary) noexcept;
     /// Returns what is to be freed. No work uses it any more.
-    [[nodiscard]] Later::Items gone(Departed departed) noexcept;
+    [[nodiscard]] Allocations::Taken gone(Departed departed) noexcept;
     void put_back(Departed departed) noexcept;
     /// A green context is about to end, which its primary one outlives: that has its memory, and its events,
     /// from now on. Returns the captures in its streams. Takes no memory.

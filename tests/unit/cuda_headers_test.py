@@ -83,7 +83,7 @@ class CudaHeaders(unittest.TestCase):
         self.assertEqual(self.compile("gpu_sleep_hooks", ["agent/hooks/*.cpp"], older), "")
         # These name a file in their assembler: the compiler cache takes no such source.
         binary = ("fingerprint_key.cpp", "block_coder.cpp")
-        sources = ["src/driver/*.cpp", "agent/intercepted/*.cpp"]
+        sources = ["src/driver/*.cpp", "agent/intercepted/*.cpp", "agent/sharing/*.cpp"]
         self.assertEqual(self.compile("gpu-sleep-agent", sources, older, without=binary), "")
         self.assertEqual(self.compile("gpu-sleep-agent", [f"src/driver/{each}" for each in binary], older), "")
 

@@ -34,9 +34,9 @@ void fill(Registry& registry) {
         registry.allocations.add({.address = address, .bytes = 1, .context = context});
         registry.allocations.add({.address = address + 1, .bytes = 1, .context = context, .pool = k_pool});
         registry.allocations.add({.address = address + 2, .bytes = 1, .is_virtual = true});
-        Later::Items freed;
-        freed.allocations[address + 3] = {.address = address + 3, .context = context};
-        freed.allocations[address + 5] = {.address = address + 5, .done = k_event, .freed_in = context};
+        Allocations::Taken freed;
+        freed[address + 3] = {.address = address + 3, .context = context};
+        freed[address + 5] = {.address = address + 5, .done = k_event, .freed_in = context};
         registry.later.add(freed);
         registry.residual.add(address, {1, "managed", "moves", 0, context});
         registry.residual.add(address + 4, {1, "plain", "small", 0, context});
@@ -64,7 +64,7 @@ Counts counts_of(Registry& registry) {
     counts.allocations = registry.allocations.all([](const Allocation&) { return true; }).size();
     counts.captures = registry.captures.count();
     auto later = registry.later.take([](const Allocation&) { return true; });
-    counts.later = later.allocations.size();
+    counts.later = later.size();
     registry.later.add(later);
     std::vector<Residual> sums;
     registry.residual.add_to(sums);
@@ -121,8 +121,8 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
         test::t_allocations_left = 0;
         const auto due = one.gone(std::move(departed));
         CHECK(std::exchange(test::t_allocations_left, -1) == 0);
-        CHECK(due.allocations.size() == (is_primary ? 4 : 3));
-        for (const auto& [address, allocation] : due.allocations) CHECK_FALSE(allocation.done);
+        CHECK(due.size() == (is_primary ? 4 : 3));
+        for (const auto& [address, allocation] : due) CHECK_FALSE(allocation.done);
         CHECK(freed_just_now().done == nullptr);
         CHECK(one.allocations.all([](const Allocation& a) { return a.pool && a.context == k_context; })
                   .empty());
@@ -162,22 +162,24 @@ TEST_CASE("Registry: a child of fork has books of its own, whoever held its pare
 
 TEST_CASE("Registry: what freed memory waits for, and what an open capture holds", "[registry]") {
     struct Row {
-        bool has_event, is_of_pool;
+        bool has_event, is_of_pool, is_import;
         WaitsFor waits;
         bool is_held; ///< while any capture is open
     };
     const auto row = GENERATE(
-        Row{false, false, WaitsFor::captures_or_need, true}, Row{false, true, WaitsFor::captures, true},
-        Row{true, false, WaitsFor::stream, false}, Row{true, true, WaitsFor::stream, false});
-    const Allocation freed{
-        .address = 1, .pool = row.is_of_pool ? k_pool : nullptr, .done = row.has_event ? k_event : nullptr};
+        Row{false, false, false, WaitsFor::captures_or_need, true},
+        Row{false, true, false, WaitsFor::captures, true}, Row{false, false, true, WaitsFor::captures, true},
+        Row{true, false, false, WaitsFor::stream, false}, Row{true, true, false, WaitsFor::stream, false});
+    const Allocation freed{.address = 1,
+                           .pool = row.is_of_pool ? k_pool : nullptr,
+                           .is_import = row.is_import,
+                           .done = row.has_event ? k_event : nullptr};
     CHECK(waits_for(freed) == row.waits);
     Later later;
-    Later::Items items;
-    items.allocations[freed.address] = freed;
-    later.add(items);
+    Allocations::Taken all{{freed.address, freed}};
+    later.add(all);
     CHECK(later.may_wait_for_captures() == row.is_held);
-    CHECK(later.take_for_captures().allocations.empty() != row.is_held);
+    CHECK(later.take_for_captures().empty() != row.is_held);
 }
 
 TEST_CASE("Registry: what a free does", "[registry]") {
@@ -229,8 +231,8 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
     contexts.give_event(k_context, k_event);
     const auto found = test::need(contexts.find(green));
     registry.allocations.add({.address = 1, .bytes = 1, .context = k_context, .pool = k_pool});
-    Later::Items freed;
-    freed.allocations[2] = {.address = 2, .done = k_event, .freed_in = k_context};
+    Allocations::Taken freed;
+    freed[2] = {.address = 2, .done = k_event, .freed_in = k_context};
     registry.later.add(freed);
     CHECK(registry.captures.note({k_stream, nullptr, 0}, k_context, true) != 0);
     test::t_allocations_left = 0;
@@ -239,7 +241,7 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
     CHECK(captures.size() == 1);
     CHECK(contexts.take_event(k_other) == k_event);
     CHECK(registry.allocations.find(1)->context == k_other);
-    CHECK(registry.later.take([](const Allocation&) { return true; }).allocations.at(2).freed_in == k_other);
+    CHECK(registry.later.take([](const Allocation&) { return true; }).at(2).freed_in == k_other);
     const auto letting_go = contexts.let_go(0);
     CHECK(letting_go.was_held);
     CHECK(letting_go.is_last);
@@ -250,23 +252,21 @@ TEST_CASE("Registry: a green context hands its events and its memory on to its p
 TEST_CASE("Registry: why memory behind a handle of the program's stays", "[registry]") {
     constexpr auto k_partial = "mapped in part, or without access for its own device";
     constexpr Bytes k_bytes = 4;
-    Handle handle{.bytes = k_bytes, .mappings = {1}};
+    Mapping mapping{.bytes = k_bytes, .access = 2};
+    Handle handle{.bytes = k_bytes, .mappings = {&mapping}};
     handle.properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
-    const Mapping whole{.bytes = k_bytes, .access = 2};
     struct Row {
         const char* reason;
         void (*change)(Handle&, Mapping&);
     };
-    const auto row =
-        GENERATE_COPY(Row{nullptr, [](Handle&, Mapping&) {}},
-                      Row{nullptr, [](Handle&, Mapping& mapping) { mapping.access = 3; }},
-                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.access = 1; }},
-                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.has_other_access = true; }},
-                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.offset = 2; }},
-                      Row{k_partial, [](Handle&, Mapping& mapping) { mapping.bytes = 2; }},
-                      Row{k_partial, [](Handle& of, Mapping&) { of.mappings.push_back(2); }},
-                      Row{k_exported, [](Handle& of, Mapping&) { of.stay_reason = k_exported; }});
-    auto mapping = whole;
+    const auto row = GENERATE_COPY(
+        Row{nullptr, [](Handle&, Mapping&) {}}, Row{nullptr, [](Handle&, Mapping& its) { its.access = 3; }},
+        Row{k_partial, [](Handle&, Mapping& its) { its.access = 1; }},
+        Row{k_partial, [](Handle&, Mapping& its) { its.has_other_access = true; }},
+        Row{k_partial, [](Handle&, Mapping& its) { its.offset = 2; }},
+        Row{k_partial, [](Handle&, Mapping& its) { its.bytes = 2; }},
+        Row{k_partial, [](Handle& of, Mapping&) { of.mappings.push_back(nullptr); }},
+        Row{k_exported, [](Handle& of, Mapping&) { of.stay_reason = k_exported; }});
     row.change(handle, mapping);
     CHECK(why_it_stays(handle, &mapping) == row.reason);
     CHECK_FALSE(why_it_stays(handle, nullptr) == nullptr);

@@ -5,9 +5,10 @@
 // descriptor is left; where the program keeps one, a ticket lies in its place meanwhile, which is marked
 // alike.
 
-#include "intercepted/sharing.hpp"
+#include "sharing/inside.hpp"
 
 #include "base/files.hpp"
+#include "intercepted/virtual_memory.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,7 +23,7 @@
 #include <set>
 #include <utility>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::sharing {
 namespace {
 
 constexpr Milliseconds k_until_told{1'000}; // the program waits, and others may be stopped
@@ -101,12 +102,10 @@ std::string path_of(int descriptor) {
     return ::readlink(link.c_str(), path.data(), path.size() - 1) > 0 ? path.data() : std::string();
 }
 
-/// Whether a descriptor of that export is left, in whatever process, or on its way.
-bool is_left(const Export& each) {
-    const auto lock = lock_of(each.number);
+/// Whether a descriptor of the export that is locked there is left, in whatever process, or on its way.
+bool is_left(off_t lock, const Export& each) {
     const LockedFile file(UniqueFd(open_file(AT_FDCWD, each.path.c_str(), O_RDWR | O_CLOEXEC)));
-    return !lock || !file || file.identity() != each.file ||
-           file.find_lock(LockedFile::Holder::descriptor, *lock, 1);
+    return !file || file.identity() != each.file || file.find_lock(LockedFile::Holder::descriptor, lock, 1);
 }
 
 /// The tool's own programs, which may use the driver and import nothing: as the kernel cuts their names.
@@ -157,30 +156,13 @@ bool is_used_unseen(const std::set<std::string>& paths) {
     return false;
 }
 
-/// An export of this process, and whose it is; null if there is none.
-struct Found {
-    Handle* handle = nullptr;
-    Export* its = nullptr;
-};
-Found find_export(Handles& all, off_t lock) GPU_SLEEP_REQUIRES(all.mutex) {
-    for (auto& [number, handle] : all.handles)
-        for (auto& each : handle.exports)
-            if (lock_of(each.number) == lock) return {&handle, &each};
-    return {};
-}
-
 /// Of what the program exports, and may be left.
-struct Exported {
-    std::uint64_t handle = 0;
-    Export its;
-};
-std::vector<Exported> exports_of(const std::set<std::uint64_t>& handles) {
-    std::vector<Exported> found;
+std::map<off_t, Export> exports_of(const std::set<std::uint64_t>& handles) {
+    std::map<off_t, Export> found;
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    for (const auto& [number, handle] : all.handles)
-        for (const auto& each : handle.exports)
-            if (handles.contains(number) && !each.is_gone) found.push_back({number, each});
+    for (const auto& [at, each] : all.exports)
+        if (handles.contains(each.handle) && !each.is_gone) found.emplace(at, each);
     return found;
 }
 
@@ -220,11 +202,13 @@ void leave_tickets(const std::set<std::uint64_t>& handles) {
         if (!file) return;
         auto& all = books().handles;
         const MutexLock mutex(all.mutex);
-        const auto [handle, found] = find_export(all, lock);
-        if (!found || !found->was_opened || !handles.contains(handle->number)) return;
-        found->tickets.push_back({number, *file});
+        const auto found = all.exports.find(lock);
+        if (found == all.exports.end()) return;
+        auto& its = found->second;
+        if (!its.was_opened || !handles.contains(its.handle)) return;
+        its.tickets.push_back({number, *file});
         const auto is_own = [=] { return ::fcntl(number, F_GETOWN) == owner; };
-        if (!replace(number, ticket.get(), is_own)) found->tickets.pop_back();
+        if (!replace(number, ticket.get(), is_own)) its.tickets.pop_back();
     });
 }
 
@@ -245,11 +229,11 @@ bool is_of_import(int number, off_t lock, pid_t owner) {
 
 bool note_export(Handles& all, Handle& handle, int descriptor) {
     const auto file = FileIdentity::of(descriptor);
-    Export made{++all.next, path_of(descriptor), file.value_or(FileIdentity())};
-    const auto lock = lock_of(made.number);
-    if (!file || made.path.empty() || !lock || !mark(descriptor, *lock)) return false;
-    handle.exports.push_back(std::move(made));
-    return true;
+    const auto path = path_of(descriptor);
+    const auto lock = lock_of(++all.next);
+    if (!file || path.empty() || !lock || !mark(descriptor, *lock)) return false;
+    all.exports.insert_or_assign(*lock, Export{handle.number, path, *file});
+    return handle.is_exported = true;
 }
 
 Result<PassingImport> recognise(int descriptor) {
@@ -263,8 +247,9 @@ Result<PassingImport> recognise(int descriptor) {
     if (pid == ::getpid()) {
         auto& all = books().handles;
         const MutexLock mutex(all.mutex);
-        const auto* const handle = find_export(all, lock).handle;
-        return handle ? Result<PassingImport>({owner, {.allocation = handle->number}, lock}) : none();
+        const auto found = all.exports.find(lock);
+        if (found == all.exports.end()) return none();
+        return PassingImport{owner, {.allocation = found->second.handle}, lock};
     }
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::exported;
@@ -297,17 +282,14 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
     const auto words = secret();
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    const auto [handle, found] = find_export(all, static_cast<off_t>(request.address));
-    if (!found || !words) return make_error(ErrorCode::not_owned, "there is no such export");
-    const bool is_in_ledger =
-        std::ranges::any_of(handle->mappings, [&](CUdeviceptr at) GPU_SLEEP_REQUIRES(all.mutex) {
-            return all.mappings.at(at).in_ledger;
-        });
-    if (!is_in_ledger) {
+    const auto found = all.exports.find(static_cast<off_t>(request.address));
+    auto* const handle = found == all.exports.end() ? nullptr : all.find(found->second.handle);
+    if (!handle || !words) return make_error(ErrorCode::not_owned, "there is no such export");
+    if (std::ranges::none_of(handle->mappings, &Mapping::in_ledger)) {
         handle->stay_reason = k_exported; // for the driver alone knows who imports it
         return make_error(ErrorCode::not_owned, "that cannot sleep");
     }
-    found->was_opened = true;
+    found->second.was_opened = true;
     server::SharedMemory answer;
     answer.what.number = handle->number;
     answer.what.secret = *words;
@@ -317,36 +299,34 @@ Result<server::SharedMemory> answer_of_exports(const model::SharedMemoryRequest&
 bool can_go(const model::SharedMemoryRequest& asked) {
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    const auto stands = [&](CUdeviceptr at)
-                            GPU_SLEEP_REQUIRES(all.mutex) { return !all.mappings.at(at).in_ledger; };
-    return std::ranges::none_of(all.handles, [&](const auto& each) GPU_SLEEP_REQUIRES(all.mutex) {
+    return std::ranges::none_of(all.handles, [&](const auto& each) {
         const auto& handle = each.second;
         return handle.import && handle.import->asked.secret == asked.secret &&
                handle.import->asked.allocation == asked.allocation &&
-               (handle.mappings.empty() || std::ranges::any_of(handle.mappings, stands));
+               (handle.mappings.empty() || !std::ranges::all_of(handle.mappings, &Mapping::in_ledger));
     });
 }
 
 std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handles) {
     const auto exports = exports_of(handles);
-    const auto may_be_left = [](const Exported& each) { return !each.its.was_opened || is_left(each.its); };
+    const auto may_be_left = [](const auto& each) {
+        return !each.second.was_opened || is_left(each.first, each.second);
+    };
     const bool is_any_left = std::ranges::any_of(exports, may_be_left);
     if (is_any_left) leave_tickets(handles);
     std::set<std::uint64_t> elsewhere;
     std::set<std::string> paths;
     for (const auto& each : exports) {
-        paths.insert(each.its.path);
-        if (is_any_left && may_be_left(each)) elsewhere.insert(each.handle);
+        paths.insert(each.second.path);
+        if (is_any_left && may_be_left(each)) elsewhere.insert(each.second.handle);
     }
     if (!exports.empty() && elsewhere.size() < handles.size() && is_used_unseen(paths)) return handles;
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    for (const auto& each : exports) {
-        const auto handle = all.handles.find(each.handle);
-        if (elsewhere.contains(each.handle) || handle == all.handles.end()) continue;
-        auto& its = handle->second.exports;
-        const auto gone = std::ranges::find(its, each.its.number, &Export::number);
-        if (gone != its.end()) gone->is_gone = true; // but it can be imported by its tickets
+    for (const auto& [at, each] : exports) {
+        const auto found = all.exports.find(at);
+        if (!elsewhere.contains(each.handle) && found != all.exports.end())
+            found->second.is_gone = true; // but it can be imported by its tickets
     }
     return elsewhere;
 }
@@ -376,57 +356,32 @@ void put_descriptors_back(const LockedMemory& locked) noexcept {
     ignoring_errors([&] {
         auto& all = books().handles;
         const MutexLock mutex(all.mutex);
-        for (auto& [number, handle] : all.handles) {
-            for (auto& each : handle.exports) {
-                const auto real = each.tickets.empty() ? std::nullopt : real_handle(locked, all, handle);
-                if (!real) continue; // it sleeps
-                for (const auto& ticket : std::exchange(each.tickets, {})) {
-                    const auto is_it = [&] { return FileIdentity::of(ticket.number) == ticket.file; };
-                    const auto lock = lock_of(each.number);
-                    const auto again = is_it() ? driver::export_memory(with->api(), *real) : Error();
-                    if (!again || !lock || !mark(again->get(), *lock)) continue;
-                    each.path = path_of(again->get());
-                    each.file = FileIdentity::of(again->get()).value_or(FileIdentity());
-                    if (replace(ticket.number, again->get(), is_it)) each.is_gone = false;
-                }
+        for (auto& [lock, each] : all.exports) {
+            const auto* const handle = each.tickets.empty() ? nullptr : all.find(each.handle);
+            const auto real = handle ? real_handle(locked, *handle) : std::nullopt;
+            if (!real) continue; // it sleeps
+            for (const auto& ticket : std::exchange(each.tickets, {})) {
+                const auto is_it = [&] { return FileIdentity::of(ticket.number) == ticket.file; };
+                const auto again = is_it() ? driver::export_memory(with->api(), *real) : Error();
+                if (!again || !mark(again->get(), lock)) continue;
+                each.path = path_of(again->get());
+                each.file = FileIdentity::of(again->get()).value_or(FileIdentity());
+                if (replace(ticket.number, again->get(), is_it)) each.is_gone = false;
             }
         }
     });
 }
 
-std::list<Import> draft_import(CUdeviceptr address, const Handle& handle, driver::DeviceMask access) {
-    std::list<Import> made;
-    if (!handle.import) return made;
-    auto& import = made.emplace_back();
-    import.from = handle.import->from;
-    import.asked = handle.import->asked;
-    import.at = address;
-    import.access = access;
-    return made;
-}
-
-void note_import(std::list<Import> made) noexcept {
+Passing::Passing(const PassingImport& import) {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
-    imports.all.splice(imports.all.end(), made);
-}
-
-void end_import_at(CUdeviceptr address) noexcept {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    imports.all.remove_if([&](const Import& each) { return each.at == address; });
-}
-
-Passing::Passing(PassingImport import) : import_{import}, here_(import_.begin()) {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    imports.passing.splice(imports.passing.end(), import_, here_);
+    here_ = imports.passing.insert(imports.passing.end(), import);
 }
 
 Passing::~Passing() {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
-    import_.splice(import_.end(), imports.passing, here_);
+    imports.passing.erase(here_);
 }
 
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::sharing

@@ -3,10 +3,11 @@
 // What processes share stays on the GPU, unless all that have it go to sleep together. Then each keeps its
 // contents: who opened it may outlive its owner. A wake gets it from the owner again.
 
-#include "intercepted/sharing.hpp"
+#include "sharing/sharing.hpp"
 
 #include "common/interception.hpp"
-#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
+#include "sharing/inside.hpp"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -18,7 +19,7 @@
 #include <set>
 #include <thread>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::sharing {
 
 std::optional<std::array<std::uint64_t, 2>> secret() {
     using Words = std::array<std::uint64_t, 2>;
@@ -36,19 +37,6 @@ Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const Uniqu
     GPU_SLEEP_DRIVER_TRY(api, cuMemImportFromShareableHandle, "cannot open shared memory", &handle,
                          descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     return driver::PhysicalMemory(api, handle);
-}
-
-Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
-                                               driver::PhysicalMemory::Handle handle,
-                                               driver::DeviceMask access) {
-    auto place = driver::VaReservation::create(api, bytes);
-    if (!place) return place;
-    const auto span = place->span();
-    GPU_SLEEP_TRY(driver::map(api, span, handle));
-    auto granted = driver::set_access(api, span, access);
-    if (granted) return place;
-    static_cast<void>(driver::unmap(api, span));
-    return std::move(granted).error();
 }
 
 Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model::SharedMemoryRequest asked) {
@@ -229,53 +217,69 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
     return {};
 }
 
+/// Who has opened memory of this process, and whose memory it has; the pid is 0 where that cannot be told.
+std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory) {
+    std::vector<ProcessIdentity> found;
+    for (const auto& [address, range] : memory.shared_ranges().all())
+        found.insert(found.end(), range.importers.begin(), range.importers.end());
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    for (const auto& import : imports.all) found.push_back(import.from);
+    return found;
+}
+
+Error no_such_memory() {
+    return make_error(ErrorCode::not_owned, "there is no such shared memory");
+}
+
+/// Whether what this process has opened of that memory sleeps when its owner does, which asks. Errors:
+/// refused (it does not); not_owned (there is none of it here).
+Result<void> goes_along(const model::SharedMemoryRequest& request, bool is_in_party) {
+    const auto is_it = [&](const auto& import) {
+        return import.asked.secret == request.secret && import.asked.allocation == request.allocation;
+    };
+    const auto stays = [&](const Import& import) {
+        return is_it(import) && !import.is_asleep && (!is_in_party || import.stays);
+    };
+    bool is_here = false;
+    bool goes = false;
+    {
+        auto& imports = books().imports;
+        const MutexLock lock(imports.mutex);
+        is_here = std::ranges::any_of(imports.all, is_it);
+        goes = std::ranges::none_of(imports.passing, is_it) && std::ranges::none_of(imports.all, stays);
+    }
+    if (!goes || !can_go(request)) return make_error(ErrorCode::refused, "it does not go to sleep");
+    return is_here ? Result<void>() : no_such_memory();
+}
+
 } // namespace
 
 Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pid_t asker) {
-    const auto with = memory();
-    const auto none = [] { return make_error(ErrorCode::not_owned, "there is no such shared memory"); };
-    if (!with) return none();
     using Question = model::SharingQuestion;
+    const auto with = memory();
+    if (!with) return no_such_memory();
     auto& ranges = with->shared_ranges();
-    if (request.question == Question::goes_along) {
-        const auto is_it = [&](const auto& import) {
-            return import.asked.secret == request.secret && import.asked.allocation == request.allocation;
-        };
-        const bool is_in_party = request.party != 0 && request.party == ranges.party();
-        const auto stays = [&](const Import& import) {
-            return is_it(import) && !import.is_asleep && (!is_in_party || import.stays);
-        };
-        auto& imports = books().imports;
-        bool is_here = false;
-        bool goes = false;
-        {
-            const MutexLock lock(imports.mutex);
-            is_here = std::ranges::any_of(imports.all, is_it);
-            goes = std::ranges::none_of(imports.passing, is_it) && std::ranges::none_of(imports.all, stays);
-        }
-        if (!goes || !can_go(request)) return make_error(ErrorCode::refused, "it does not go to sleep");
-        return is_here ? server::SharedMemory() : Result<server::SharedMemory>(none());
-    }
     if (request.question == Question::exported) return answer_of_exports(request);
-    if (request.question == Question::tells)
-        return intercepts() ? server::SharedMemory() : Result<server::SharedMemory>(none());
-    if (request.question == Question::has_passed) {
-        auto passed = ranges.has_passed(request.party);
-        if (!passed) return std::move(passed).error();
+    if (request.question == Question::goes_along) {
+        GPU_SLEEP_TRY(goes_along(request, request.party != 0 && request.party == ranges.party()));
         return server::SharedMemory();
     }
-    if (request.secret != secret()) return none();
+    if (request.question == Question::has_passed) {
+        GPU_SLEEP_TRY(ranges.has_passed(request.party));
+        return server::SharedMemory();
+    }
+    if (request.question == Question::tells)
+        return intercepts() ? server::SharedMemory() : Result<server::SharedMemory>(no_such_memory());
+    if (request.secret != secret()) return no_such_memory();
     if (request.question == Question::is_there) {
         const auto all = ranges.all();
         const auto found = all.find(request.address);
-        if (found == all.end() || found->second.allocation != request.allocation) return none();
+        if (found == all.end() || found->second.allocation != request.allocation) return no_such_memory();
         return server::SharedMemory();
     }
-    if (request.question == Question::goes_down) {
-        auto epochs = ranges.goes_down(request);
-        if (!epochs) return std::move(epochs).error();
-        return server::SharedMemory{{}, *std::move(epochs)};
-    }
+    if (request.question == Question::goes_down)
+        return server::SharedMemory{{}, GPU_SLEEP_TRY(ranges.goes_down(request))};
     if (!with->may_call_driver()) return make_error(ErrorCode::refused, "it sleeps deeply");
     const auto is_allocated = [&] {
         if (request.address == request.allocation) return true; // a handle, with whose mapping its range goes
@@ -284,9 +288,8 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     };
     std::optional<ProcessIdentity> who; // nobody: it is in another pid namespace
     if (asker != 0) who = ProcessIdentity{asker, GPU_SLEEP_TRY(start_time_of(asker))};
-    auto opened = ranges.open(with->api(), request, who, is_allocated);
-    if (!opened) return std::move(opened).error();
-    return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
+    auto opened = GPU_SLEEP_TRY(ranges.open(with->api(), request, who, is_allocated));
+    return server::SharedMemory{{opened.range.bytes, opened.range.offset}, std::move(opened.memory)};
 }
 
 void expect_shared_to_go(ProgramMemory& memory, LockedMemory& locked) {
@@ -317,14 +320,7 @@ Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory, const mo
 bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
     constexpr Milliseconds k_until_known{10'000};
     constexpr Milliseconds k_hearsay{500}; // longer than it takes from one to the next
-    std::vector<ProcessIdentity> others;
-    for (const auto& [address, range] : memory.shared_ranges().all())
-        others.insert(others.end(), range.importers.begin(), range.importers.end());
-    {
-        auto& imports = books().imports;
-        const MutexLock lock(imports.mutex);
-        for (const auto& import : imports.all) others.push_back(import.from);
-    }
+    const auto others = all_sharers(memory);
     memory.shared_ranges().withdraw_from_party();
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::has_passed;
@@ -351,13 +347,8 @@ bool shares_any(ProgramMemory& memory) {
 
 std::vector<std::uint64_t> sharers(ProgramMemory& memory) {
     std::set<std::uint64_t> pids;
-    for (const auto& [address, range] : memory.shared_ranges().all())
-        for (const auto& importer : range.importers)
-            if (importer.pid != 0 && !has_ended(importer))
-                pids.insert(static_cast<std::uint64_t>(importer.pid));
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    for (const auto& import : imports.all) pids.insert(static_cast<std::uint64_t>(import.from.pid));
+    for (const auto& each : all_sharers(memory))
+        if (each.pid != 0 && !has_ended(each)) pids.insert(static_cast<std::uint64_t>(each.pid));
     return {pids.begin(), pids.end()};
 }
 
@@ -432,9 +423,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
         for (;;) {
             auto shared = agents.ask(of->from, of->asked, Clock::now() + k_patience);
             if (shared) {
-                auto memory = import_memory(api, shared->memory);
-                if (!memory) return std::move(memory).error();
-                backing->handle = memory->release();
+                backing->handle = GPU_SLEEP_TRY(import_memory(api, shared->memory)).release();
                 break;
             }
             if (shared.error().code == ErrorCode::unknown_tag) break;
@@ -456,4 +445,4 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
     return {};
 }
 
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::sharing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the gpu-sleep authors.
-// What CUDA IPC and descriptors of memory have in common: memory of one process, its owner, that others open.
+// What the files of this module use of each other: opening memory of its owner, and descriptors of it.
 
 #pragma once
 
@@ -12,7 +12,9 @@
 #include <optional>
 #include <set>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::sharing {
+
+using namespace intercepted; // whose frame of calls this has, too
 
 /// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
 inline constexpr Milliseconds k_patience{10'000};
@@ -21,10 +23,6 @@ inline constexpr Milliseconds k_patience{10'000};
 [[nodiscard]] std::optional<std::array<std::uint64_t, 2>> secret();
 /// The driver's handle of memory that came by a descriptor. Errors: driver_failed, context_lost.
 [[nodiscard]] Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory);
-/// Maps a handle of so many bytes where nothing else is. Errors: out_of_device_memory, driver_failed.
-[[nodiscard]] Result<driver::VaReservation> map_at_own_place(const driver::Api& api, Bytes bytes,
-                                                             driver::PhysicalMemory::Handle handle,
-                                                             driver::DeviceMask access);
 /// Asks again while the memory sleeps at its owner, as a touch waits. Errors: those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner,
@@ -39,22 +37,14 @@ inline constexpr Milliseconds k_patience{10'000};
 class Passing {
 public:
     /// May throw for want of memory.
-    explicit Passing(PassingImport import);
+    explicit Passing(const PassingImport& import);
     Passing& operator=(Passing&&) = delete;
     ~Passing();
 
 private:
-    std::list<PassingImport> import_;
     std::list<PassingImport>::iterator here_;
 };
 
-/// A record of memory that the ledger is to have at the address, where it is imported. May throw for want of
-/// memory.
-[[nodiscard]] std::list<Import> draft_import(CUdeviceptr address, const Handle& handle,
-                                             driver::DeviceMask access);
-/// Puts it into the books, and takes it out.
-void note_import(std::list<Import> made) noexcept;
-void end_import_at(CUdeviceptr address) noexcept;
 /// Marks a descriptor by which the program exports memory. False if it cannot be marked: then nobody knows
 /// who gets it. May throw for want of memory.
 [[nodiscard]] bool note_export(Handles& all, Handle& handle, int descriptor) GPU_SLEEP_REQUIRES(all.mutex);
@@ -79,9 +69,5 @@ void end_import_at(CUdeviceptr address) noexcept;
 void leave_tickets_of_imports();
 /// Puts descriptors in the place of the tickets for all that is awake.
 void put_descriptors_back(const LockedMemory& locked) noexcept;
-/// The driver's handle; nothing when its memory sleeps.
-[[nodiscard]] std::optional<CUmemGenericAllocationHandle>
-real_handle(const LockedMemory& memory, const Handles& all, const Handle& handle)
-    GPU_SLEEP_REQUIRES(all.mutex);
 
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::sharing

@@ -4,10 +4,12 @@
 // these ways, so what programs pass on says where to ask for it; the agents pass the memory itself on as a
 // descriptor.
 
-#include "intercepted/memory.hpp"
+#include "sharing/sharing.hpp"
 
 #include "intercepted/freeing.hpp"
-#include "intercepted/sharing.hpp"
+#include "intercepted/memory.hpp"
+#include "intercepted/virtual_memory.hpp"
+#include "sharing/inside.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,7 +18,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::sharing {
 namespace {
 
 constexpr std::uint64_t k_magic = 0x3143'5049'5053'4C47; // "GLSPIPC1"
@@ -81,9 +83,7 @@ std::shared_ptr<Pool> known_pool(Pools& all, CUmemoryPool handle) GPU_SLEEP_REQU
 }
 
 Result<ProcessIdentity> this_process() {
-    const auto start_time = own_start_time();
-    if (!start_time) return start_time.error();
-    return ProcessIdentity{::getpid(), *start_time};
+    return ProcessIdentity{::getpid(), GPU_SLEEP_TRY(own_start_time())};
 }
 
 /// Memory that is opened, and mapped at its place.
@@ -95,51 +95,36 @@ struct Opened {
 Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& shared,
                           driver::DeviceMask access) {
     const driver::RelaxedCaptureMode relaxed(api);
-    auto memory = import_memory(api, shared.memory);
-    if (!memory) return std::move(memory).error();
-    auto place = map_at_own_place(api, shared.what.bytes, memory->get(), access);
-    if (!place) return std::move(place).error();
-    const auto at = place->span().address;
-    return Opened{{{}, {}, at, at + shared.what.offset, *std::move(place), access}, *std::move(memory)};
+    auto memory = GPU_SLEEP_TRY(import_memory(api, shared.memory));
+    auto place = GPU_SLEEP_TRY(map_at_own_place(api, shared.what.bytes, memory.get(), access));
+    const auto at = place.span().address;
+    return Opened{{{}, {}, at, at + shared.what.offset, std::move(place)}, std::move(memory)};
 }
 
-/// Where memory is opened.
+/// Where memory is opened. By CUDA IPC, the whole range that was mapped is the program's; by a pool, what the
+/// owner allocated.
 struct Target {
-    int device = 0; ///< that copies it
-    driver::DeviceMask access = 0;
-    std::shared_ptr<Pool> pool; ///< null: none
-    CUcontext context = nullptr;
+    Allocation allocation; ///< but for its span
+    int device = 0;        ///< that copies it
+    std::shared_ptr<Pool> pool{};
 };
 
-/// By CUDA IPC, the whole range that was mapped is the program's; by a pool, what the owner allocated.
-Allocation allocation_of(const Import& import, const Ticket& ticket, const Target& target) {
-    const auto span = import.place->span();
-    Allocation made{.address = span.address,
-                    .bytes = span.bytes,
-                    .device = target.device,
-                    .is_virtual = !target.pool,
-                    .access = import.access,
-                    .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
-    if (!target.pool) return made;
-    made.address = import.given;
-    made.bytes = ticket.bytes;
-    made.device = target.pool->device;
-    made.context = target.context;
-    made.pool = target.pool->handle;
-    made.is_import = true;
-    return made;
+Allocation import_for(driver::DeviceMask access) {
+    return {.access = access, .handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, .is_import = true};
 }
 
 /// Puts into the books what was opened, which stays. May throw for want of memory: then nothing has changed.
 void add(LockedMemory& locked, Opened&& opened, const Ticket& ticket, const Target& target) {
     const auto span = opened.import.place->span();
-    auto allocation = make_entry<Allocations::Taken>(0, allocation_of(opened.import, ticket, target));
+    auto record = make_entry<Allocations::Taken>(0, target.allocation);
+    record.mapped().address = target.pool ? opened.import.given : span.address;
+    record.mapped().bytes = target.pool ? ticket.bytes : span.bytes;
     ledger::Backing backing;
     backing.address = span.address;
     backing.bytes = backing.allocated = span.bytes;
     backing.tag = locked.ledger().tag_id(model::k_default_tag);
     backing.device = target.device;
-    backing.access = opened.import.access;
+    backing.access = target.allocation.access;
     backing.mapped = true;
     backing.imported = true;
     backing.stay_reason = k_of_another_process;
@@ -147,20 +132,9 @@ void add(LockedMemory& locked, Opened&& opened, const Ticket& ticket, const Targ
     std::list<Import> made(1); // what takes memory comes first
     locked.ledger().add(std::move(backing));
     static_cast<void>(opened.memory.release());
-    books().allocations.add(std::move(allocation));
+    books().allocations.add(std::move(record));
     made.front() = std::move(opened.import);
-    note_import(std::move(made));
-}
-
-/// Lets more devices reach what is open.
-Result<void> extend_reach(const driver::Api& api, LockedMemory& locked, Import& import,
-                          driver::DeviceMask devices) {
-    if ((devices & ~import.access) == 0) return {};
-    auto& backing = *locked.ledger().find(import.at);
-    if (backing.mapped) GPU_SLEEP_TRY(driver::set_access(api, import.place->span(), import.access | devices));
-    backing.access = import.access |= devices;
-    books().allocations.change(import.given, [&](Allocation& known) { known.access = import.access; });
-    return {};
+    books().imports.add(std::move(made));
 }
 
 /// One more open of what is open already, for a device more perhaps; no answer when it is not.
@@ -170,7 +144,7 @@ Answer open_again(const driver::Api& api, LockedMemory& locked, Imports& imports
         if (!import.place || import.opens == 0 || import.from != ticket.process() ||
             import.asked.allocation != ticket.allocation)
             continue;
-        if (auto reached = extend_reach(api, locked, import, target.access); !reached)
+        if (auto reached = extend_reach(api, locked, import, target.allocation.access); !reached)
             return to_status(reached.error());
         ++import.opens;
         address = import.given;
@@ -220,14 +194,13 @@ Answer open_memory(ProgramMemory& memory, CUdeviceptr& address, const Ticket& ti
     }
     const auto& [bytes, offset, number, words] = shared->what;
     if (offset > bytes || ticket.bytes > bytes - offset) return CUDA_ERROR_INVALID_VALUE;
-    auto opened = map_import(memory.api(), *shared, target.access);
+    auto opened = map_import(memory.api(), *shared, target.allocation.access);
     if (!opened) return to_status(opened.error());
     opened->import.from = ticket.process();
     opened->import.asked = ticket.request();
     opened->import.pool = target.pool;
     const auto span = opened->import.place->span();
     const auto status = answered([&] {
-        opened->import.closing.push_back({ticket.process(), ticket.request()}); // then it takes no memory
         return memory.with_lock([&](LockedMemory& locked) -> Answer {
             if (const auto known = again(locked)) return known; // another thread was faster
             address = opened->import.given;
@@ -237,12 +210,6 @@ Answer open_memory(ProgramMemory& memory, CUdeviceptr& address, const Ticket& ti
     });
     if (opened->memory.get() != 0) static_cast<void>(driver::unmap(memory.api(), span));
     return status;
-}
-
-/// The import that was given to the program at the address.
-std::list<Import>::iterator find_given(Imports& imports, CUdeviceptr address)
-    GPU_SLEEP_REQUIRES(imports.mutex) {
-    return std::ranges::find_if(imports.all, [&](const Import& i) { return i.place && i.given == address; });
 }
 
 } // namespace
@@ -264,40 +231,23 @@ Answer open_ipc(CUdeviceptr* address, const CUipcMemHandle& handle, unsigned fla
             return CUDA_ERROR_INVALID_VALUE;
         const auto device = driver::current_device(memory.api());
         if (!device || *device >= driver::k_max_devices) return CUDA_ERROR_INVALID_CONTEXT;
-        return open_memory(memory, *address, ticket,
-                           {.device = *device, .access = driver::DeviceMask{1} << *device, .pool = nullptr});
+        Target target{import_for(driver::DeviceMask{1} << *device), *device};
+        target.allocation.device = *device;
+        target.allocation.is_virtual = true;
+        return open_memory(memory, *address, ticket, target);
     });
-}
-
-std::optional<unsigned> close_once(CUdeviceptr address, bool is_of_pool) noexcept {
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto import = find_given(imports, address);
-    const bool is_open =
-        import != imports.all.end() && (import->pool != nullptr) == is_of_pool && import->opens != 0;
-    return is_open ? std::optional(--import->opens) : std::nullopt;
-}
-
-std::list<Import> take_import(CUdeviceptr address) noexcept {
-    std::list<Import> taken;
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    const auto import = find_given(imports, address);
-    if (import == imports.all.end()) return taken;
-    // In front of those that are being opened, each of which knows its own.
-    imports.passing.splice(imports.passing.begin(), import->closing);
-    taken.splice(taken.end(), imports.all, import); // which takes no memory
-    return taken;
 }
 
 Answer close_ipc(CUdeviceptr address) noexcept {
     return answered_with_memory([&](ProgramMemory&) -> Answer {
-        const auto left = close_once(address, false);
+        const auto left = books().imports.close_once(address, false);
         if (!left) return std::nullopt;
         if (*left != 0) return CUDA_SUCCESS;
-        Later::Items closed{{}, take_import(address)};
         books().residual.take(address);
-        books().later.add(closed);
+        auto& allocations = books().allocations;
+        const auto known = allocations.find(address);
+        auto closed = known ? allocations.take(known->address, true) : Allocations::Taken();
+        books().later.add(closed); // work may yet use it
         free_waiting();
         return CUDA_SUCCESS;
     });
@@ -388,26 +338,17 @@ Answer import_pointer(CUdeviceptr* address, CUmemoryPool handle,
             if (!is_imported || !is_ours || ticket.bytes == 0 || ticket.pool != target.pool->number ||
                 ticket.process() != target.pool->owner)
                 return CUDA_ERROR_INVALID_VALUE;
-            target.access = target.pool->access;
+            target.allocation = import_for(target.pool->access);
         }
-        const int current = driver::current_device(memory.api()).value_or(target.pool->device);
-        target.device = (target.access >> current & 1) != 0 ? current : target.pool->device;
-        if (memory.api().cuCtxGetCurrent(&target.context) == CUDA_SUCCESS)
-            target.context = books().contexts.owner_of_memory_in(target.context);
+        auto& made = target.allocation;
+        const int own = made.device = target.pool->device;
+        const int current = driver::current_device(memory.api()).value_or(own);
+        target.device = (made.access >> current & 1) != 0 ? current : own;
+        made.pool = handle;
+        if (memory.api().cuCtxGetCurrent(&made.context) == CUDA_SUCCESS)
+            made.context = books().contexts.owner_of_memory_in(made.context);
         return open_memory(memory, *address, ticket, target);
     });
 }
 
-void let_reach_imports(ProgramMemory& memory, const Pool& pool) {
-    memory.with_lock([&](LockedMemory& locked) {
-        auto& imports = books().imports;
-        const MutexLock lock(imports.mutex);
-        for (auto& import : imports.all) {
-            if (import.pool.get() != &pool) continue;
-            const auto reached = extend_reach(memory.api(), locked, import, pool.access);
-            if (!reached) log::warning("memory of a pool cannot be reached: {}", reached.error().message);
-        }
-    });
-}
-
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::sharing

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "model/unseen_libraries.hpp"
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::operations {
 
 /// The libraries that are loaded now, in whichever of the loader's namespaces, and then as
 /// find_unseen_calls(). Reads the kernel's list of mappings and not the loader's of libraries: the loader's
@@ -17,10 +17,8 @@ namespace gpu_sleep::agent::intercepted {
 enum class Look { libraries, calls };
 [[nodiscard]] Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look = Look::libraries);
 
-/// Notes a call that this build does not know, inside the gate: who closes it, and looks then, sees the note.
-/// Takes no memory, and keeps `name`, which lives as long as the process. Thread-safe.
-void note_unknown_call(const char* name) noexcept;
-/// Those calls, each once: each may have given the GPU work or taken memory unseen. Thread-safe.
+/// The calls that this build does not know, each once: each may have given the GPU work or taken memory
+/// unseen. Thread-safe.
 [[nodiscard]] std::vector<model::UnseenUse> find_unseen_calls();
 
 /// Whether neither find_unseen_uses(), with a look at all calls, nor find_unseen_calls() finds any. Errors:
@@ -31,4 +29,4 @@ void note_unknown_call(const char* name) noexcept;
 /// One or more of them, in words.
 [[nodiscard]] std::string words_for(const std::vector<model::UnseenUse>& uses);
 
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::operations

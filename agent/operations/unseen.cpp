@@ -2,19 +2,19 @@
 // Copyright the gpu-sleep authors.
 // Reading this process's mappings, where its libraries' calls lead, and which calls were noted.
 
-#include "intercepted/unseen.hpp"
+#include "operations/unseen.hpp"
 
 #include "base/fd.hpp"
 #include "base/files.hpp"
 #include "base/symbols.hpp"
 #include "freestanding/elf_symbols.hpp"
-#include "intercepted/calls.hpp"
+#include "registry/registry.hpp"
 
 #include <cstring>
 
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent
 
-namespace gpu_sleep::agent::intercepted {
+namespace gpu_sleep::agent::operations {
 namespace {
 
 using FileMapping = model::Mapping;
@@ -142,7 +142,7 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
     const auto mappings = read_small_file(k_file);
     if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open or read", k_file);
     auto uses = model::unseen_libraries(*mappings);
-    auto& unseen = books().unseen;
+    auto& unseen = registry::books().unseen;
     std::vector<model::UnseenUse> found;
     if (look == Look::calls) found = find_bypassing(model::parse_mappings(*mappings));
     const MutexLock lock(unseen.mutex);
@@ -152,16 +152,9 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
     return uses;
 }
 
-void note_unknown_call(const char* name) noexcept {
-    for (auto& each : books().unseen.calls) {
-        const char* noted = nullptr;
-        if (each.compare_exchange_strong(noted, name) || noted == name) return;
-    }
-}
-
 std::vector<model::UnseenUse> find_unseen_calls() {
     std::vector<model::UnseenUse> uses;
-    for (const char* name : books().unseen.calls)
+    for (const char* name : registry::books().unseen.calls)
         if (name) uses.push_back({"calls to the driver that this version does not know", name});
     return uses;
 }
@@ -183,4 +176,4 @@ std::string words_for(const std::vector<model::UnseenUse>& uses) {
     return "GPU use that the agent cannot see: " + model::list_of(uses);
 }
 
-} // namespace gpu_sleep::agent::intercepted
+} // namespace gpu_sleep::agent::operations
