@@ -81,9 +81,9 @@ struct ChunkPlace {
 /// The longest make_json() for any rows.
 [[nodiscard]] std::size_t max_json_bytes(const SnapshotDescription& description);
 
-/// What the JSON says, but for what depends on the contents; nothing if it cannot be understood: if it
-/// has other members, in another order, or other white space than make_json() writes. Trusts nothing in it;
-/// time and memory are in proportion to the text, and it throws only for want of memory.
+/// What the JSON says, but for what depends on the contents; nothing if a value is missing. Trusts nothing in
+/// it: time and memory are in proportion to the text, and it throws only for want of memory. Whether all of
+/// the text is what make_json() makes of that, the caller finds out by making it again.
 [[nodiscard]] std::optional<SnapshotDescription> read_json(std::string_view text);
 
 } // namespace gpu_sleep::store
