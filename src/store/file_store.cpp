@@ -142,7 +142,7 @@ public:
         auto whole = GPU_SLEEP_TRY(writer->finish());
         name = whole.file.path();
         bytes = whole.header.file_bytes;
-        snapshot_ = std::move(whole);
+        snapshot_.emplace(std::move(whole));
         return {};
     }
 

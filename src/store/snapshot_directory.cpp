@@ -91,8 +91,7 @@ Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::
 /// The names in a directory that are snapshots', if they are `wanted`.
 template <class Wanted>
 Result<std::vector<SnapshotName>> list_if(const SnapshotDirectory& directory, const Wanted& wanted) {
-    UniqueFd anew;
-    const auto entries = names_in(directory.fd(anew), std::numeric_limits<std::size_t>::max());
+    const auto entries = names_in(directory.fd(), std::numeric_limits<std::size_t>::max());
     if (!entries) return file_error(entries.error().driver_status, entries.error().where, directory.path());
     std::vector<SnapshotName> names;
     for (const auto& entry : *entries)
@@ -161,25 +160,25 @@ Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std:
     return FreeSpace{Bytes{file_system.f_bavail} * file_system.f_frsize, lies_in_memory(at)};
 }
 
-int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
-    if (fd_.is_held()) return fd_.get();
-    anew = open_file(AT_FDCWD, whole_path_.c_str(), k_open_directory);
+SnapshotDirectory::Opened SnapshotDirectory::fd() const noexcept {
+    if (fd_.is_held()) return {UniqueFd(), fd_.get()};
+    auto anew = open_file(AT_FDCWD, whole_path_.c_str(), k_open_directory);
     struct stat status = {};
     if (FileIdentity::of(anew.get()) != fd_.identity() || ::fstat(anew.get(), &status) != 0 ||
         !is_private(status))
-        anew.reset();
-    return anew.get();
+        return {};
+    const int number = anew.get();
+    return {std::move(anew), number};
 }
 
 bool SnapshotDirectory::is_in_memory() const noexcept {
-    UniqueFd anew;
-    return lies_in_memory(fd(anew));
+    return lies_in_memory(fd());
 }
 
 Result<void> SnapshotDirectory::flush() const {
-    UniqueFd anew;
+    const auto here = fd();
     // Where a directory cannot be flushed (CIFS, some FUSE), it keeps its own time.
-    if (::fsync(fd(anew)) != 0 && !knows_no_such_call(errno)) return file_error(errno, "fsync", path_);
+    if (::fsync(here) != 0 && !knows_no_such_call(errno)) return file_error(errno, "fsync", path_);
     return {};
 }
 
