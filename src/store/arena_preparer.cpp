@@ -47,9 +47,12 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     const auto bytes = task.arena->piece(task.piece).size();
     if (!claim || claim->bytes() < bytes) {
         claim.reset();
+        const auto look = [this]() -> Result<void> {
+            const std::lock_guard lock(mutex_);
+            return stopped_ ? ended() : Result<void>();
+        };
         auto made = GPU_SLEEP_TRY(options_.budget->claim(
-            bytes, options_, [this] { return missing(); }, [this](Milliseconds time) { return pause(time); },
-            k_ahead));
+            bytes, options_, [this] { return missing(); }, look, k_ahead));
         claim.emplace(std::move(made));
     }
     {
@@ -63,9 +66,8 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     return {};
 }
 
-bool ArenaPreparer::pause(Milliseconds time) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return stopped_.load(); });
+Error ArenaPreparer::ended() const {
+    return failure_ ? *failure_ : make_error(ErrorCode::cancelled, "host memory is no longer needed");
 }
 
 std::string ArenaPreparer::missing() const {
@@ -100,9 +102,7 @@ Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
         lock.lock();
     }
     changed_.wait(lock, is_over);
-    if (arena.is_ready(piece)) return {};
-    if (failure_) return *failure_;
-    return make_error(ErrorCode::cancelled, "host memory is no longer needed");
+    return arena.is_ready(piece) ? Result<void>() : ended();
 }
 
 } // namespace gpu_sleep::store

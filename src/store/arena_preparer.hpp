@@ -52,8 +52,8 @@ private:
     /// Waits for headroom for the piece, if `claim` has none left for it, then prepares it. Errors:
     /// out_of_host_memory, cancelled.
     [[nodiscard]] Result<void> fill(const Task& task, std::optional<HostClaim>& claim);
-    /// Waits, unless it is cancelled. Returns whether it is.
-    [[nodiscard]] bool pause(Milliseconds time);
+    /// Why no more pieces are made ready; the mutex is held.
+    [[nodiscard]] Error ended() const;
     void finish(const Task& task, Result<void> result);
     [[nodiscard]] std::string missing() const;
 

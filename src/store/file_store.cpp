@@ -8,7 +8,6 @@
 #include "store/snapshot_reader.hpp"
 
 #include <cstring>
-#include <thread>
 
 namespace gpu_sleep::store {
 
@@ -49,10 +48,11 @@ Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes,
         const MutexLock lock(mutex_);
         return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
     };
-    auto made = GPU_SLEEP_TRY(claims_->budget->claim(bytes, *claims_, needed, [&](Milliseconds time) {
-        std::this_thread::sleep_for(time);
-        return has_failed.load();
-    }));
+    const auto look = [&]() -> Result<void> {
+        if (has_failed) return make_error(ErrorCode::cancelled, "writing was given up");
+        return {};
+    };
+    auto made = GPU_SLEEP_TRY(claims_->budget->claim(bytes, *claims_, needed, look));
     held = std::make_shared<const HostClaim>(std::move(made));
     return held;
 }
