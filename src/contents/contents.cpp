@@ -233,9 +233,8 @@ Bytes Contents::room_to_prepare(Bytes most) const noexcept {
 }
 
 Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece() {
-    auto piece = store::HostArena::create_stock(&pinner_);
-    GPU_SLEEP_TRY(budget().take(piece->share(), k_prepared_piece));
-    GPU_SLEEP_TRY(piece->grow());
+    auto piece = GPU_SLEEP_TRY(store::HostArena::create(k_prepared_piece, &pinner_, nullptr, &budget()));
+    GPU_SLEEP_TRY(piece->make_ready());
     return piece;
 }
 

@@ -126,12 +126,15 @@ bool HostArena::set_access(int access) const noexcept {
 HostArena::HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces)
     : bytes_(bytes), pinner_(pinner), pieces_(std::move(pieces)) {}
 
-Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner, HostArena* stock) {
+Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner, HostArena* stock,
+                                                     HostBudget* budget) {
     constexpr Bytes k_max_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
     if (bytes == 0) return make_error(ErrorCode::invalid_argument, "an arena of zero bytes");
     const auto taken = stock ? std::min<std::size_t>(stock->piece_count(), bytes / k_piece_bytes) : 0;
     const auto rest = bytes - taken * k_piece_bytes;
     const auto whole = round_up(std::min(rest, k_max_bytes), page_bytes());
+    HostShare share; // taken before anything is, as the stock would lose its pieces
+    if (budget) GPU_SLEEP_TRY(budget->take(share, rest));
     auto* const data = rest > 0 ? reserve(whole) : nullptr;
     if (rest > 0 && data == nullptr)
         return errno_error(ErrorCode::out_of_host_memory, errno, "mmap",
@@ -154,6 +157,7 @@ Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner
     for (std::size_t i = 0; i < taken; ++i) (*arena)->pieces_[i] = stock->take_piece();
     (*arena)->populated_bytes_ = taken * k_piece_bytes;
     if (stock) (*arena)->share_.absorb(stock->share_, taken * k_piece_bytes);
+    (*arena)->share_.absorb(share, rest);
     return arena;
 }
 
@@ -161,15 +165,12 @@ std::unique_ptr<HostArena> HostArena::create_stock(Pinner* pinner) {
     return std::unique_ptr<HostArena>(new HostArena(0, pinner, {}));
 }
 
-Result<void> HostArena::grow() {
-    auto more = GPU_SLEEP_TRY(create(k_piece_bytes, pinner_));
-    pieces_.reserve(pieces_.size() + 1);
-    GPU_SLEEP_TRY(more->populate(0));
-    more->pin(0);
-    more->note_ready();
-    pieces_.push_back(more->take_piece());
-    bytes_ += k_piece_bytes;
-    populated_bytes_ += k_piece_bytes;
+Result<void> HostArena::make_ready() {
+    for (std::size_t i = 0; i < piece_count(); ++i) {
+        GPU_SLEEP_TRY(populate(i));
+        pin(i);
+    }
+    note_ready();
     return {};
 }
 

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "store/host_account.hpp"
+#include "store/host_budget.hpp"
 
 #include <atomic>
 #include <type_traits>
@@ -54,16 +54,15 @@ public:
 
     /// Reserves address space for `bytes`; takes no memory yet. `pinner` may be null: nothing is pinned. The
     /// first pieces are taken out of `stock`, which may be null, as far as it has any: they are ready. The
-    /// others lie together. Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too
-    /// large, or a limit on it). Source: mmap(2), madvise(2).
-    [[nodiscard]] static Result<std::unique_ptr<HostArena>> create(Bytes bytes, Pinner* pinner,
-                                                                   HostArena* stock = nullptr);
+    /// others lie together, and are taken of `budget`, if there is one, until they are given back; that goes
+    /// along with pieces. Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too
+    /// large, or a limit on it; beyond the budget). Source: mmap(2), madvise(2).
+    [[nodiscard]] static Result<std::unique_ptr<HostArena>>
+    create(Bytes bytes, Pinner* pinner, HostArena* stock = nullptr, HostBudget* budget = nullptr);
     /// An arena without pieces.
     [[nodiscard]] static std::unique_ptr<HostArena> create_stock(Pinner* pinner);
-    /// What of its user's account it takes. Goes along with pieces, and is given back as memory is.
-    [[nodiscard]] HostShare& share() noexcept { return share_; }
-    /// Adds a whole piece and makes it ready, on this thread. Errors: out_of_host_memory.
-    [[nodiscard]] Result<void> grow();
+    /// Makes all of it ready, on this thread. Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> make_ready();
     /// Takes the last `count` pieces of `stock`, all of them ready and whole, and puts them behind its own,
     /// which are whole, too. Where there is no memory for it (which is thrown) nothing has changed.
     void absorb(HostArena& stock, std::size_t count);

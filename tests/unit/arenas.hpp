@@ -20,6 +20,14 @@ using Arenas = std::vector<std::unique_ptr<store::HostArena>>;
     return *std::move(arena);
 }
 
+/// Adds a piece that is ready to `stock`.
+[[nodiscard]] inline Result<void> grow(store::HostArena& stock, store::Pinner* pinner) {
+    const auto piece = make_arena(store::HostArena::k_piece_bytes, pinner);
+    GPU_SLEEP_TRY(piece->make_ready());
+    stock.absorb(*piece, 1);
+    return {};
+}
+
 [[nodiscard]] inline Arenas make_arenas(std::size_t count, Bytes bytes, store::Pinner* pinner = nullptr) {
     Arenas arenas;
     for (std::size_t i = 0; i < count; ++i) arenas.push_back(make_arena(bytes, pinner));

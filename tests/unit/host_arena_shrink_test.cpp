@@ -182,11 +182,11 @@ TEST_CASE("Host arena: pieces that lie apart go out of reach, and come back", "[
     constexpr auto k_piece = HostArena::k_piece_bytes;
     FakePinner pinner;
     const auto stock = HostArena::create_stock(&pinner);
-    REQUIRE(stock->grow());
+    REQUIRE(test::grow(*stock, &pinner));
     const std::unique_ptr<void, void (*)(void*)> between( // so that the next piece cannot follow
         ::mmap(nullptr, k_huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0),
         [](void* memory) { ::munmap(memory, k_huge); });
-    REQUIRE(stock->grow());
+    REQUIRE(test::grow(*stock, &pinner));
     const auto arena = test::need(HostArena::create(2 * k_piece + 1, &pinner, stock.get()));
     const auto is_writable = [&](Bytes offset) {
         std::array<int, 2> pipe{};

@@ -151,7 +151,7 @@ TEST_CASE("Host arena: a stock grows by pieces that are ready, and arenas take t
     FakePinner pinner;
     auto stock = HostArena::create_stock(&pinner);
     CHECK(stock->bytes() == 0);
-    for (int i = 0; i < 3; ++i) REQUIRE(stock->grow());
+    for (int i = 0; i < 3; ++i) REQUIRE(grow(*stock, &pinner));
     CHECK(stock->bytes() == 3 * k_piece);
     CHECK(stock->populated_bytes() == 3 * k_piece);
     CHECK(pinner.pinned == 3 * k_piece);
@@ -187,7 +187,7 @@ TEST_CASE("Host arena: a stock grows by pieces that are ready, and arenas take t
 TEST_CASE("Host arena: all of it may come from a stock, and none of it", "[host_arena]") {
     constexpr auto k_piece = HostArena::k_piece_bytes;
     auto stock = HostArena::create_stock(nullptr);
-    REQUIRE(stock->grow());
+    REQUIRE(grow(*stock, nullptr));
     const auto small = need(HostArena::create(k_piece - 1, nullptr, stock.get()));
     CHECK_FALSE(small->is_ready(0));
     CHECK(stock->piece_count() == 1);
@@ -203,7 +203,7 @@ TEST_CASE("Host arena: a stock takes pieces of another", "[host_arena]") {
     FakePinner pinner;
     const auto first = HostArena::create_stock(&pinner);
     auto second = HostArena::create_stock(&pinner);
-    for (auto* const stock : {first.get(), second.get(), second.get()}) REQUIRE(stock->grow());
+    for (auto* const stock : {first.get(), second.get(), second.get()}) REQUIRE(grow(*stock, &pinner));
     auto* const last = second->piece(1).data();
     first->absorb(*second, 1);
     CHECK(first->bytes() == 2 * k_piece);
@@ -219,14 +219,14 @@ TEST_CASE("Host arena: a stock takes pieces of another", "[host_arena]") {
 TEST_CASE("Host arena: a stock that cannot grow stays as it is", "[host_arena]") {
     FakePinner pinner;
     auto stock = HostArena::create_stock(&pinner);
-    REQUIRE(stock->grow());
+    REQUIRE(grow(*stock, &pinner));
     Result<void> grown;
     const test::FailingCall no_page{__NR_madvise, ENOMEM, k_populate_write};
-    if (!test::with_failing_calls({no_page}, [&] { grown = stock->grow(); })) return;
+    if (!test::with_failing_calls({no_page}, [&] { grown = grow(*stock, &pinner); })) return;
     CHECK(test::error_of(grown).code == ErrorCode::out_of_host_memory);
     CHECK(stock->bytes() == HostArena::k_piece_bytes);
     CHECK(pinner.pinned == HostArena::k_piece_bytes);
-    CHECK(stock->grow());
+    CHECK(grow(*stock, &pinner));
 }
 
 TEST_CASE("Host arena: populating falls back to touching pages on older kernels", "[host_arena]") {
