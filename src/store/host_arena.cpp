@@ -438,17 +438,10 @@ bool HostArena::forget(Span span) noexcept {
     return has_more;
 }
 
-bool HostArena::has_waste() const noexcept {
-    return std::any_of(pieces_.begin(), pieces_.end(),
-                       [](const Piece& piece) { return piece.use.is_worth_shrinking(); });
-}
-
-std::optional<std::size_t> HostArena::take_waste() noexcept {
-    const auto piece = std::find_if(pieces_.begin(), pieces_.end(),
-                                    [](const Piece& each) { return each.use.is_worth_shrinking(); });
-    if (piece == pieces_.end()) return std::nullopt;
-    piece->use.dead = 0;
-    return static_cast<std::size_t>(piece - pieces_.begin());
+std::optional<std::size_t> HostArena::find_waste() const noexcept {
+    for (std::size_t i = 0; i < piece_count(); ++i)
+        if (pieces_[i].use.is_worth_shrinking()) return i;
+    return std::nullopt;
 }
 
 } // namespace gpu_sleep::store

@@ -135,9 +135,10 @@ public:
     /// `span`, with what follows up to the next that may begin, is no longer needed. Returns whether another
     /// piece has become worth shrinking.
     [[nodiscard]] bool forget(Span span) noexcept;
-    /// A piece that is worth shrinking. It counts as tried from then on, whatever comes of it.
-    [[nodiscard]] std::optional<std::size_t> take_waste() noexcept;
-    [[nodiscard]] bool has_waste() const noexcept;
+    /// A piece that is worth shrinking.
+    [[nodiscard]] std::optional<std::size_t> find_waste() const noexcept;
+    /// It is not worth that from now on, whatever comes of it, until more of it dies.
+    void note_tried(std::size_t index) noexcept { pieces_[index].use.dead = 0; }
     void note_shrunk(std::size_t index, Bytes given_back) noexcept { pieces_[index].use.held -= given_back; }
 
     [[nodiscard]] std::size_t piece_count() const noexcept { return pieces_.size(); }
