@@ -16,7 +16,7 @@ namespace {
 /// Calls `use(batch, span of its contents)` for each part of the range that lies together, but for blocks
 /// whose place `successor`, if there is one, has as well.
 template <class Use>
-void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use) {
+void for_each_part(const KeptRange& range, Use&& use, const KeptRange* successor = nullptr) {
     Batch* batch = nullptr;
     Span part;
     for_each_block(range, [&](const Block& block, Span, std::size_t i) {
@@ -31,11 +31,6 @@ void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use
         part = block.place.span();
     });
     if (batch) use(*batch, part);
-}
-
-template <class Use>
-void for_each_part(const KeptRange& range, Use&& use) {
-    for_each_part(range, nullptr, use);
 }
 
 /// What the range takes of the host cache.
@@ -273,9 +268,20 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
     auto& kept = found->second;
     const auto bytes = bytes_in_host(kept);
     const bool has_room = bytes <= room;
-    kept.is_retained = true;
-    give_up_unless(kept, [&](Batch& batch) { return batch.is_cached() ? has_room : batch.retain(); });
     if (has_room) room -= bytes;
+    kept.is_retained = true;
+    bool is_wasted = false;
+    const Batch* asked = nullptr; // neighbours lie in one, as a rule
+    bool its_stay = false;
+    for_each_block(kept, [&](Block& block, Span span, std::size_t) {
+        auto* const batch = block.place.batch;
+        if (!batch) return;
+        if (std::exchange(asked, batch) != batch) its_stay = batch->is_cached() ? has_room : batch->retain();
+        if (its_stay) return;
+        kept.stored -= span.bytes;
+        is_wasted |= forget_part(*batch, std::exchange(block.place, {}).span(), Files::as_asked);
+    });
+    if (is_wasted) told_();
     const bool stays = kept.stored != 0;
     if (!stays) forget(range);
     return stays;
@@ -359,8 +365,8 @@ void Contents::end(Lent&& lent, const KeptRange* successor) noexcept {
 
 void Contents::forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept {
     bool is_wasted = false;
-    for_each_part(range, successor,
-                  [&](Batch& batch, Span part) { is_wasted |= forget_part(batch, part, files); });
+    const auto forget = [&](Batch& batch, Span part) { is_wasted |= forget_part(batch, part, files); };
+    for_each_part(range, forget, successor);
     if (is_wasted) told_();
 }
 
@@ -369,24 +375,6 @@ bool Contents::forget_part(Batch& batch, Span part, Files files) noexcept {
     if (batch.is_needed()) return is_wasted;
     retire(batch, files);
     return true;
-}
-
-template <class Stays>
-void Contents::give_up_unless(KeptRange& range, Stays&& stays) noexcept {
-    bool is_wasted = false;
-    const Batch* asked = nullptr; // neighbours lie in one, as a rule
-    bool its_stay = false;
-    for_each_block(range, [&](Block& block, Span span, std::size_t) {
-        auto& place = block.place;
-        if (!place.batch) return;
-        if (place.batch != asked) its_stay = stays(*place.batch);
-        asked = place.batch;
-        if (its_stay) return;
-        range.stored -= span.bytes;
-        const auto gone = std::exchange(place, {});
-        is_wasted |= forget_part(*gone.batch, gone.span(), Files::as_asked);
-    });
-    if (is_wasted) told_();
 }
 
 void Contents::retire(const Batch& batch, Files files) noexcept {

@@ -171,9 +171,6 @@ private:
     void forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept;
     /// Returns whether more is to be given back.
     bool forget_part(Batch& batch, Span part, Files files) noexcept;
-    /// Forgets the blocks of batches that do not stay: they have no place any more.
-    template <class Stays>
-    void give_up_unless(KeptRange& range, Stays&& stays) noexcept;
     void retire(const Batch& batch, Files files) noexcept;
 
     const driver::Api& api_;
