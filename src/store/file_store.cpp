@@ -42,8 +42,7 @@ SnapshotWriter::SnapshotWriter(SnapshotFile file, SnapshotHeader header, const S
 
 Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes,
                                                                const std::atomic<bool>& has_failed) {
-    std::shared_ptr<const HostClaim> held;
-    if (!claims_) return held;
+    if (!claims_) return std::shared_ptr<const HostClaim>();
     const auto needed = [this, bytes] {
         const MutexLock lock(mutex_);
         return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
@@ -53,8 +52,7 @@ Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes,
         return {};
     };
     auto made = GPU_SLEEP_TRY(claims_->budget->claim(bytes, *claims_, needed, look));
-    held = std::make_shared<const HostClaim>(std::move(made));
-    return held;
+    return std::make_shared<const HostClaim>(std::move(made));
 }
 
 Bytes SnapshotWriter::allot(Bytes bytes, Bytes most) noexcept {

@@ -63,6 +63,7 @@ std::string utc_now() {
 namespace {
 
 constexpr std::string_view k_format = "gpu-sleep snapshot";
+constexpr auto k_most = std::numeric_limits<std::uint64_t>::max();
 
 /// What the JSON says of an extent besides its description.
 struct ExtentSummary {
@@ -117,34 +118,6 @@ void add_extent(std::string& json, const SnapshotExtent& extent, std::size_t fir
         "   \"stored_bytes\": {},\n   \"checksum\": \"{:016x}\"\n  }}",
         extent.device, first_chunk, chunk_count(extent.bytes), summary.element_width, summary.stored_bytes,
         summary.checksum);
-}
-
-/// `summary(first row, rows)` gives what depends on the contents. Made by hand: objects of JSON take memory
-/// even to be destroyed, and this runs in processes that may have none.
-template <class Summary>
-std::string make_json_with(const SnapshotDescription& description, Bytes file_bytes, Summary&& summary) {
-    auto json =
-        fmt::format("\n{{\n \"format\": \"{}\",\n \"version\": {},\n \"id\": ", k_format, k_snapshot_version);
-    add_quoted(json, description.id);
-    json += ",\n \"created\": ";
-    add_quoted(json, description.created);
-    json += fmt::format(",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
-                        description.owner.pid, description.owner.start_time, description.uid);
-    if (!description.boot.empty()) {
-        json += ",\n  \"boot\": ";
-        add_quoted(json, description.boot);
-    }
-    json += fmt::format("\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
-                        " \"extents\": [",
-                        description.content_bytes(), file_bytes, codec::k_chunk_bytes);
-    std::size_t chunk = 0;
-    for (const auto& extent : description.extents) {
-        const auto chunks = chunk_count(extent.bytes);
-        if (&extent != &description.extents.front()) json += ',';
-        add_extent(json, extent, chunk, summary(chunk, chunks));
-        chunk += chunks;
-    }
-    return json += description.extents.empty() ? "]\n}\n" : "\n ]\n}\n";
 }
 
 /// Takes values from a text, front to back. A general parser would have to be bounded in what it keeps and
@@ -229,18 +202,35 @@ bool take_front(HeaderText& text, SnapshotDescription& description) {
 
 std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
                       std::span<const ChunkRow> rows) {
-    return make_json_with(description, file_bytes, [&](std::size_t first, std::size_t count) {
-        return summarise(rows.subspan(first, count));
-    });
+    // By hand: objects of JSON take memory even to be destroyed, and this runs in processes that may have
+    // none.
+    auto json =
+        fmt::format("\n{{\n \"format\": \"{}\",\n \"version\": {},\n \"id\": ", k_format, k_snapshot_version);
+    add_quoted(json, description.id);
+    json += ",\n \"created\": ";
+    add_quoted(json, description.created);
+    json += fmt::format(",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
+                        description.owner.pid, description.owner.start_time, description.uid);
+    if (!description.boot.empty()) {
+        json += ",\n  \"boot\": ";
+        add_quoted(json, description.boot);
+    }
+    json += fmt::format("\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
+                        " \"extents\": [",
+                        description.content_bytes(), file_bytes, codec::k_chunk_bytes);
+    std::size_t chunk = 0;
+    for (const auto& extent : description.extents) {
+        const auto chunks = chunk_count(extent.bytes);
+        if (&extent != &description.extents.front()) json += ',';
+        add_extent(json, extent, chunk,
+                   rows.empty() ? ExtentSummary{0, k_most, k_most} : summarise(rows.subspan(chunk, chunks)));
+        chunk += chunks;
+    }
+    return json += description.extents.empty() ? "]\n}\n" : "\n ]\n}\n";
 }
 
 std::size_t max_json_bytes(const SnapshotDescription& description) {
-    constexpr auto k_max = std::numeric_limits<std::uint64_t>::max();
-    return make_json_with(description, k_max,
-                          [](std::size_t, std::size_t) {
-                              return ExtentSummary{0, k_max, k_max};
-                          })
-        .size();
+    return make_json(description, k_most, {}).size();
 }
 
 std::optional<SnapshotDescription> read_json(std::string_view whole) {

@@ -74,7 +74,8 @@ struct ChunkPlace {
 /// The time now, as SnapshotDescription::created has it.
 [[nodiscard]] std::string utc_now();
 
-/// `rows` are those of the chunks of the extents, in order.
+/// `rows` are those of the chunks of the extents, in order; with none, what depends on them is as long as it
+/// can be.
 [[nodiscard]] std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
                                     std::span<const ChunkRow> rows);
 
