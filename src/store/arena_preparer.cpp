@@ -70,9 +70,11 @@ Error ArenaPreparer::ended() const {
     return failure_ ? *failure_ : make_error(ErrorCode::cancelled, "host memory is no longer needed");
 }
 
-std::string ArenaPreparer::missing() const {
-    return format_bytes(
-        sum_of(arenas_, [](const HostArena* arena) { return arena->bytes() - arena->populated_bytes(); }));
+std::string ArenaPreparer::missing() {
+    const std::lock_guard lock(mutex_);
+    return format_bytes(sum_of(tasks_, [](const Task& task) {
+        return task.arena->is_ready(task.piece) ? 0 : task.arena->piece(task.piece).size();
+    }));
 }
 
 void ArenaPreparer::finish(const Task& task, Result<void> result) {

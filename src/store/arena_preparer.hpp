@@ -55,7 +55,7 @@ private:
     /// Why no more pieces are made ready; the mutex is held.
     [[nodiscard]] Error ended() const;
     void finish(const Task& task, Result<void> result);
-    [[nodiscard]] std::string missing() const;
+    [[nodiscard]] std::string missing();
 
     const Options options_;
     const std::vector<HostArena*> arenas_;

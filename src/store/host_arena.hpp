@@ -100,7 +100,9 @@ public:
     /// warning. No ArenaPreparer may still work on it. Takes 12 ms a GiB when pinned.
     ~HostArena();
 
-    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+    [[nodiscard]] Bytes bytes() const noexcept {
+        return pieces_.empty() ? 0 : span_of(piece_count() - 1).end();
+    }
     /// Where the first piece is.
     [[nodiscard]] std::byte* data() const noexcept { return pieces_.front().memory.data(); }
     /// Where the byte `offset` is; the rest of its piece follows it.
@@ -161,8 +163,6 @@ public:
     /// Whether all that is left of the piece is pinned; false means that copies to and from it go through the
     /// driver's own staging. Once the piece has been waited for, and not while it is shrunk.
     [[nodiscard]] bool is_pinned(std::size_t index) const noexcept;
-    /// Memory that has pages.
-    [[nodiscard]] Bytes populated_bytes() const noexcept { return populated_bytes_; }
 
 private:
     friend class ArenaPreparer;
@@ -181,7 +181,8 @@ private:
         PieceUse use{};         ///< all is needed at first
     };
 
-    HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces);
+    HostArena(Pinner* pinner, std::vector<Piece> pieces) noexcept
+        : pinner_(pinner), pieces_(std::move(pieces)) {}
     /// Takes the last piece out.
     [[nodiscard]] Piece take_piece() noexcept;
     /// Does so for all pieces that lie together at once, then for the next ones. Returns whether it could for
@@ -203,13 +204,11 @@ private:
     Bytes drop_but(const Part& part, std::span<const Part> rest) noexcept;
 
     HostShare share_; ///< destroyed last
-    Bytes bytes_;
     Pinner* pinner_;
     std::vector<Piece> pieces_;
     std::size_t unpinned_ = 0; ///< pieces that unpin_next() has gone through
     std::size_t tried_ = 0;    ///< pieces that pin_next() has
     bool is_protected_ = false;
-    std::atomic<Bytes> populated_bytes_{0};
     std::atomic<bool> has_complained_{false}; ///< of memory that cannot be pinned
 };
 

@@ -67,9 +67,12 @@ with_headroom(std::function<store::Headroom()> headroom, unsigned threads = 6, B
     return {std::numeric_limits<Bytes>::max(), "nothing"};
 }
 
+/// What of their pieces has all its pages.
 [[nodiscard]] inline Bytes populated(const Arenas& arenas) {
     Bytes sum = 0;
-    for (const auto& arena : arenas) sum += arena->populated_bytes();
+    for (const auto& arena : arenas)
+        for (std::size_t i = 0; i < arena->piece_count(); ++i)
+            if (is_populated(arena->piece(i))) sum += arena->piece(i).size();
     return sum;
 }
 
