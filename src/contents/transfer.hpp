@@ -120,28 +120,6 @@ private:
     std::vector<std::size_t> free_;
 };
 
-/// Contents on their way from a store to a device.
-class DeviceSink final : public store::ChunkSink {
-public:
-    /// `addresses` says where on the device each extent goes; only those that are read are used. All outlive
-    /// it.
-    DeviceSink(driver::DeviceSession& session, Staging& staging,
-               const std::vector<driver::DeviceAddress>& addresses, ProgressCounter& progress) noexcept
-        : session_(session), staging_(staging), addresses_(addresses), progress_(progress) {}
-
-    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override;
-    [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
-                                       std::span<const std::byte> content) override;
-
-private:
-    driver::DeviceSession& session_;
-    Staging& staging_;
-    const std::vector<driver::DeviceAddress>& addresses_;
-    ProgressCounter& progress_;
-    std::size_t given_ = 0; ///< spaces
-    std::size_t delivered_ = 0;
-};
-
 /// Most device memory that coded blocks pass through, half by half. Each launch costs a program that computes
 /// on the same GPU a switch, so that few large ones are better (tests/bench/RESULTS.md).
 inline constexpr Bytes k_scratch = 512 * k_mib;

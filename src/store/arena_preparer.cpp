@@ -44,7 +44,8 @@ void ArenaPreparer::work() {
 
 Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& claim) {
     constexpr Bytes k_ahead = 7 * HostArena::k_piece_bytes;
-    const auto bytes = task.arena->piece(task.piece).size();
+    const auto memory = task.arena->piece(task.piece);
+    const auto bytes = memory.size();
     if (!claim || claim->bytes() < bytes) {
         claim.reset();
         const auto look = [this]() -> Result<void> {
@@ -57,7 +58,7 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     }
     {
         const model::StepClock::Timed timed(options_.steps, model::Step::populate);
-        GPU_SLEEP_TRY(task.arena->populate(task.piece));
+        GPU_SLEEP_TRY(task.arena->give_pages(memory, true));
     }
     claim->note_taken(bytes);
     if (claim->bytes() == 0) claim.reset(); // it may be somebody else's turn

@@ -163,7 +163,7 @@ std::unique_ptr<HostArena> HostArena::create_stock(Pinner* pinner) {
 
 Result<void> HostArena::make_ready() {
     for (std::size_t i = 0; i < piece_count(); ++i) {
-        GPU_SLEEP_TRY(populate(i));
+        GPU_SLEEP_TRY(give_pages(piece(i), true));
         pin(i);
     }
     note_ready();
@@ -260,10 +260,6 @@ Result<void> HostArena::give_pages(std::span<std::byte> memory, bool is_new) con
         return errno_error(ErrorCode::out_of_host_memory, failure, "madvise",
                            fmt::format("cannot get {} of host memory for contents", format_bytes(bytes())));
     return {};
-}
-
-Result<void> HostArena::populate(std::size_t index) {
-    return give_pages(piece(index), true);
 }
 
 void HostArena::pin(Part& part) noexcept {

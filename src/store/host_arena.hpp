@@ -188,11 +188,8 @@ private:
     /// Does so for all pieces that lie together at once, then for the next ones. Returns whether it could for
     /// all.
     bool set_access(int access) const noexcept;
-    /// Errors: out_of_host_memory.
+    /// For each part once, if it `is_new`; different parts on different threads. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> give_pages(std::span<std::byte> memory, bool is_new) const;
-    /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:
-    /// out_of_host_memory.
-    [[nodiscard]] Result<void> populate(std::size_t index);
     /// Pins the part, which has its pages, if that can be done.
     void pin(Part& part) noexcept;
     /// Returns false if the part is still pinned.

@@ -32,25 +32,20 @@ bool is_alive(const ProcessIdentity& owner) {
     return start_time && *start_time == owner.start_time;
 }
 
-enum class Lock {
-    taken,
-    held,    ///< by somebody else
-    missing, ///< the file cannot be opened, or the name is no such file's any more
-    unknown  ///< the file system has no locks
-};
+using Lock = LockedFile::Lock;
 
-/// Locks the file of that name until `locked` goes.
-Lock take_lock(int directory, const std::string& name, LockedFile& locked) {
-    using Taken = LockedFile::Lock;
+/// Locks the file of that name until `locked` goes; fails where the file system has no locks. Nothing if the
+/// file cannot be opened, or the name is no such file's any more.
+std::optional<Lock> take_lock(int directory, const std::string& name, LockedFile& locked) {
     locked = LockedFile::find(directory, name.c_str());
-    if (!locked || !locked.is_named(directory, name.c_str())) return Lock::missing;
+    if (!locked || !locked.is_named(directory, name.c_str())) return std::nullopt;
     const auto lock = locked.lock();
-    if (lock == Taken::failed) return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::missing;
+    if (lock == Lock::failed) return has_no_locks(locked.get(), errno) ? std::optional(lock) : std::nullopt;
     // A machine to which this one exports the file system may hold it: its flock() is a lock of a part here.
-    if (lock == Taken::held || locked.lock(LockedFile::Holder::descriptor, 0, 0) == Taken::held)
+    if (lock == Lock::held || locked.lock(LockedFile::Holder::descriptor, 0, 0) == Lock::held)
         return Lock::held;
     // Once more: it may have been replaced before it was locked.
-    return locked.is_named(directory, name.c_str()) ? Lock::taken : Lock::missing;
+    return locked.is_named(directory, name.c_str()) ? std::optional(lock) : std::nullopt;
 }
 
 /// A slash at the end would follow a link.
@@ -65,11 +60,7 @@ Result<CarefulPlace> place_of(const std::filesystem::path& path) {
     if (!place && errno == ELOOP)
         return refused(path, "a symbolic link in the path may be somebody else's, or forms a loop; "
                              "name its target instead");
-    if (!place && errno == ENOENT) {
-        auto error = place.error();
-        error.message += "; make the directory above it first";
-        return error;
-    }
+    if (!place && errno == ENOENT) place.error().message += "; make the directory above it first";
     return place;
 }
 
@@ -214,7 +205,7 @@ bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
     if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
     LockedFile locked;
     const auto got = take_lock(fd_.get(), name.text(), locked);
-    return got == Lock::unknown || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));
+    return got == Lock::failed || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));
 }
 
 Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {
