@@ -92,8 +92,7 @@ void Batch::retire(Files files) noexcept {
 }
 
 std::optional<std::filesystem::path> Batch::left_behind() const {
-    if (!is_left_behind_) return std::nullopt;
-    return parcel_->name;
+    return is_left_behind_ ? std::optional(parcel_->name) : std::nullopt;
 }
 
 const std::byte* read_block(const Place& place, Bytes bytes, std::vector<std::byte>& buffer) {

@@ -325,10 +325,6 @@ void Contents::limit_retained(Bytes most) noexcept {
     static_cast<void>(trim_retained(most));
 }
 
-void Contents::note_spare() const noexcept {
-    budget().note_spare(retained());
-}
-
 Bytes Contents::trim_retained(Bytes most) noexcept {
     auto given_up = retained() > most ? prepared() : 0;
     if (given_up > 0) {

@@ -90,7 +90,7 @@ public:
     /// From now on at most so much is retained, in place of HostUse::retained; what is beyond is forgotten.
     void limit_retained(Bytes most) noexcept;
     /// Tells the user's other processes how much of what is retained can be had.
-    void note_spare() const noexcept;
+    void note_spare() const noexcept { budget().note_spare(retained()); }
     /// Gives up what is prepared, and then forgets what is retained, the oldest first, until `most` or less
     /// is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;

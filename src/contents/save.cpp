@@ -256,10 +256,6 @@ void Save::lay_out() {
     }
 }
 
-Result<Bytes> Save::needs(model::Store store) const {
-    return needs_of(batches_, store);
-}
-
 Result<void> Save::keep_files() {
     if (!options_.keeps_files) return {};
     std::vector<Number> numbers;

@@ -48,7 +48,7 @@ public:
 
     // Once it is laid out:
     /// What `store` must take at most, besides what it has. Errors: io_failed.
-    [[nodiscard]] Result<Bytes> needs(model::Store store) const;
+    [[nodiscard]] Result<Bytes> needs(model::Store store) const { return needs_of(batches_, store); }
     /// Bytes that go to other places than they were to, for want of room (SaveOptions::others).
     [[nodiscard]] Bytes spilled() const noexcept { return spilled_; }
 

@@ -52,10 +52,6 @@ Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::siz
     return std::unique_ptr<Staging>(new Staging(std::move(arena), slots));
 }
 
-std::byte* Staging::slot(std::size_t index) const noexcept {
-    return arena_->at(index * codec::k_chunk_bytes);
-}
-
 DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,
                            const std::vector<store::SnapshotExtent>& extents, ProgressCounter& progress,
                            std::function<Result<void>(std::size_t)> reach)

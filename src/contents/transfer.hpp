@@ -68,7 +68,9 @@ public:
     create(store::Pinner& pinner, std::size_t slots, const HostUse& options, ProgressCounter& progress);
 
     [[nodiscard]] std::size_t slots() const noexcept { return copied_.size(); }
-    [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
+    [[nodiscard]] std::byte* slot(std::size_t index) const noexcept {
+        return arena_->at(index * codec::k_chunk_bytes);
+    }
     /// When the last copy from or to the slot has passed: it must not be used before, whoever copied.
     [[nodiscard]] driver::DeviceSession::Point& copied(std::size_t slot) noexcept { return copied_[slot]; }
     /// The slot whose turn it is, for whoever fills them in turn.

@@ -99,12 +99,11 @@ Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
     const model::StepClock::Timed timed(options_.steps, model::Step::await_host);
     std::unique_lock lock(mutex_);
     const auto is_over = [&] { return arena.is_ready(piece) || stopped_; };
-    while (listen && !changed_.wait_for(lock, k_between, is_over)) {
+    while (!changed_.wait_for(lock, k_between, is_over)) {
         lock.unlock();
         GPU_SLEEP_TRY(listen());
         lock.lock();
     }
-    changed_.wait(lock, is_over);
     return arena.is_ready(piece) ? Result<void>() : ended();
 }
 

@@ -27,11 +27,12 @@ public:
     [[nodiscard]] static Result<std::unique_ptr<ArenaPreparer>> start(std::vector<HostArena*> arenas,
                                                                       Options options);
 
-    /// Waits until the piece is ready; calls `listen`, if there is one, now and then meanwhile. Errors:
+    /// Waits until the piece is ready; calls `listen` now and then meanwhile. Errors:
     /// out_of_host_memory (says how much was needed, what limited it), cancelled, those of `listen`. Once a
     /// piece has failed, every piece that was not yet ready fails the same way.
-    [[nodiscard]] Result<void> wait(const HostArena& arena, std::size_t piece,
-                                    const std::function<Result<void>()>& listen = {});
+    [[nodiscard]] Result<void> wait(
+        const HostArena& arena, std::size_t piece,
+        const std::function<Result<void>()>& listen = [] { return Result<void>(); });
 
     /// Takes up no further piece; pieces that are not ready fail.
     void cancel() noexcept;

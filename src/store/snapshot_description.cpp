@@ -15,10 +15,6 @@
 
 namespace gpu_sleep::store {
 
-Bytes SnapshotDescription::content_bytes() const noexcept {
-    return sum_of(extents, &SnapshotExtent::bytes);
-}
-
 std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents,
                                   const std::vector<std::size_t>& wanted) {
     std::vector<bool> is_wanted(extents.size(), wanted.empty());

@@ -33,7 +33,7 @@ struct SnapshotDescription {
     std::string boot{};
     friend bool operator==(const SnapshotDescription&, const SnapshotDescription&) = default;
 
-    [[nodiscard]] Bytes content_bytes() const noexcept;
+    [[nodiscard]] Bytes content_bytes() const noexcept { return sum_of(extents, &SnapshotExtent::bytes); }
 };
 
 /// A chunk: 32 bytes, little endian, as in the file.

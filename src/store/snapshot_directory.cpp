@@ -162,10 +162,6 @@ SnapshotDirectory::Opened SnapshotDirectory::fd() const noexcept {
     return {std::move(anew), number};
 }
 
-bool SnapshotDirectory::is_in_memory() const noexcept {
-    return lies_in_memory(fd());
-}
-
 Result<void> SnapshotDirectory::flush() const {
     const auto here = fd();
     // Where a directory cannot be flushed (CIFS, some FUSE), it keeps its own time.

@@ -79,7 +79,7 @@ public:
     /// By which it is known again once it was closed, whatever its path is then.
     [[nodiscard]] FileIdentity identity() const noexcept { return fd_.identity(); }
     /// Whether its files lie in host memory (tmpfs, ramfs).
-    [[nodiscard]] bool is_in_memory() const noexcept;
+    [[nodiscard]] bool is_in_memory() const noexcept { return lies_in_memory(fd()); }
     /// Flushes changes of names to the disk. Errors: io_failed.
     [[nodiscard]] Result<void> flush() const;
 
