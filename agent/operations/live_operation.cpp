@@ -65,14 +65,13 @@ public:
             for (const auto& [ordinal, clock] : clocks_) add_steps(ordinal, clock.times());
             static_cast<void>(note_memory(&model::DeviceReport::free_after));
             if (stayed_ > 0)
-                its_.report.notes.push_back(
-                    fmt::format("{} did not move: in each of {} attempts, the program "
-                                "wrote more than a tenth of it during the copy",
-                                format_bytes(stayed_), sleep::k_most_rounds));
+                its_.note("{} did not move: in each of {} attempts, the program wrote more than a tenth of "
+                          "it during the copy",
+                          format_bytes(stayed_), sleep::k_most_rounds);
             if (moved_ > 0 && done)
-                its_.report.notes.push_back(fmt::format(
-                    "{} moved {} while the program ran; its work waited for {} at most", format_bytes(moved_),
-                    words_of(direction_), format_seconds(its_.report.longest_pause)));
+                its_.note("{} moved {} while the program ran; its work waited for {} at most",
+                          format_bytes(moved_), words_of(direction_),
+                          format_seconds(its_.report.longest_pause));
             if (moved_ > 0 && !done)
                 done.error().message += fmt::format("; before that, {} moved {}, and stay there",
                                                     format_bytes(moved_), words_of(direction_));
@@ -89,11 +88,10 @@ private:
                                     ? device.free_before + device.released
                                     : device.free_before - std::min(device.free_before, device.released);
         const auto expected = sleep::estimate_move(direction_, parts);
-        its_.report.notes.push_back(fmt::format("{} would move {} in about {} if the program is at rest; its "
-                                                "work would wait for about {} at a time",
-                                                format_bytes(sleep::bytes_of(parts)), words_of(direction_),
-                                                format_seconds(expected.time.count()),
-                                                format_seconds(expected.pause.count())));
+        its_.note("{} would move {} in about {} if the program is at rest; its work would wait for about {} "
+                  "at a time",
+                  format_bytes(sleep::bytes_of(parts)), words_of(direction_),
+                  format_seconds(expected.time.count()), format_seconds(expected.pause.count()));
         return {};
     }
 
@@ -326,9 +324,7 @@ private:
     /// Which may wait for the program's work: outward beforehand, and inward in the first pause.
     Result<void> reserve_fingerprints(driver::DeviceSession& session) {
         const auto current = session.enter();
-        if (current.status() != CUDA_SUCCESS)
-            return driver::to_error(memory_.api(), current.status(), "cuCtxPushCurrent",
-                                    "cannot enter a context");
+        GPU_SLEEP_TRY(current.check());
         return session.reserve_fingerprints(largest_ / driver::k_fingerprint_block_bytes);
     }
 

@@ -60,6 +60,11 @@ struct Operation {
     [[nodiscard]] Result<bool> wait_ready(Joint& joint, std::uint64_t party);
     /// Adds to the report how all stands now, and returns it. A shortage of memory only thins it.
     [[nodiscard]] model::Report reported() noexcept;
+    /// Adds a note to the report, unless memory is short.
+    template <class... Args>
+    void note(fmt::format_string<Args...> text, Args&&... args) noexcept {
+        ignoring_errors([&] { report.notes.push_back(fmt::format(text, std::forward<Args>(args)...)); });
+    }
 
     const Clock::time_point start = Clock::now();
     const Ground& ground;

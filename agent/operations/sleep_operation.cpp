@@ -130,11 +130,11 @@ public:
             return made;
         }));
         for (const auto& tag : plan.still_kept)
-            report.notes.push_back(fmt::format("tag '{}' keeps its contents: parts of it are preserved, and "
-                                               "a sleeping tag cannot be dropped in part; wake it first",
-                                               tag));
+            note("tag '{}' keeps its contents: parts of it are preserved, and a sleeping tag cannot be "
+                 "dropped in part; wake it first",
+                 tag);
         if (request_.dry_run && stops_work && state != model::State::awake)
-            report.notes.emplace_back("it would be paused as well");
+            note("it would be paused as well");
         if (scope_ == Scope::deep) return {}; // nothing of it runs
         sleeps_ = plan.changes_sleep() || stops_work || (request_.joint && sharing::shares_any(memory));
         // A deep sleep takes what is left.
@@ -207,10 +207,7 @@ public:
         if (stays_in_place_ && !stayed_before) done = attempt_with_remedies();
         if (stays_in_place_ && (!done || !report.changed)) return *stays_in_place_;
         if (stays_in_place_)
-            ignoring_errors([&] {
-                report.notes.push_back(fmt::format("memory that the GPU uses in host memory stays there: {}",
-                                                   stays_in_place_->message));
-            });
+            note("memory that the GPU uses in host memory stays there: {}", stays_in_place_->message);
         has_slept_ = report.changed;
         if (has_slept_ && scope_ == Scope::all) {
             its_.preparation.has_slept = true;
@@ -231,8 +228,7 @@ public:
                                memory.with_lock([](LockedMemory& locked) { return locked.set_paused(true); });
         report.changed |= is_paused;
         if (is_paused) its_.idle.note_sleep();
-        if (is_paused && asleep_before_ > 0)
-            ignoring_errors([&] { report.notes.emplace_back("it is paused as well"); });
+        if (is_paused && asleep_before_ > 0) note("it is paused as well");
         return {};
     }
 
@@ -325,10 +321,7 @@ private:
         wanted_.store = model::k_other_stores.front();
         wanted_.stores.clear();
         wanted_.store_is_named = false; // what sleeps stays where it is
-        ignoring_errors([&] {
-            report.notes.push_back(
-                fmt::format("host memory is short: contents went to {}", model::in_words(wanted_.store)));
-        });
+        note("host memory is short: contents went to {}", model::in_words(wanted_.store));
         return true;
     }
     [[nodiscard]] bool may_spill() const noexcept {
@@ -381,7 +374,7 @@ private:
         auto seen = check_all_is_seen();
         if (seen) return {};
         if (!request_.force) return refused(std::move(seen).error(), "; refused without --force");
-        report.notes.push_back(seen.error().message + "; its work is not held back");
+        note("{}; its work is not held back", seen.error().message);
         return {};
     }
 
@@ -494,7 +487,7 @@ Result<Report> Sleep::run() {
     if (!done) return std::move(done).error();
     if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own() && !intercepts() &&
         !its_.callbacks.has_before_sleep())
-        ignoring_errors([&] { report.notes.emplace_back(k_not_intercepted); });
+        note("{}", k_not_intercepted);
     return reported();
 }
 

@@ -170,10 +170,7 @@ public:
         const bool has_woken = report.changed;
         auto back = move_live();
         if (back || !has_woken) return back;
-        ignoring_errors([&] {
-            report.notes.push_back(
-                fmt::format("memory that runs from host memory stays there: {}", back.error().message));
-        });
+        note("memory that runs from host memory stays there: {}", back.error().message);
         return {};
     }
     /// Whoever retains nothing expects host memory back when its own wake returns, not seconds later.
@@ -216,13 +213,12 @@ private:
         memory.with_lock([&](const LockedMemory& locked) {
             ignoring_errors([&] { // a shortage only thins it
                 for (const auto& file : locked.contents().files_left_behind())
-                    report.notes.push_back(fmt::format(
-                        "{} is empty but stays: the process can no longer write to its directory; "
-                        "gpu-snapshot clean, run by a user who may, removes it",
-                        file.string()));
-                if (request_.dry_run && locked.is_paused() && locked.state() != model::State::paused)
-                    report.notes.emplace_back("its pause would end as well");
+                    note("{} is empty but stays: the process can no longer write to its directory; "
+                         "gpu-snapshot clean, run by a user who may, removes it",
+                         file.string());
             });
+            if (request_.dry_run && locked.is_paused() && locked.state() != model::State::paused)
+                note("its pause would end as well");
         });
         return reported();
     }

@@ -60,12 +60,7 @@ Result<void> Batch::begin() {
         store_.reset(); // which holds its directory open
         return {};
     }
-    constexpr auto k_piece = HostArena::k_piece_bytes;
-    const auto ready = stock_ ? stock_->piece_count() * k_piece : 0;
-    store::HostShare share; // taken before anything is, as the stock would lose its pieces
-    GPU_SLEEP_TRY(budget_->take(share, bytes_ - std::min(ready, bytes_ / k_piece * k_piece)));
-    arena_ = GPU_SLEEP_TRY(HostArena::create(bytes_, pinner_, stock_));
-    arena_->share().absorb(share, share.bytes());
+    arena_ = GPU_SLEEP_TRY(HostArena::create(bytes_, pinner_, stock_, budget_));
     return {};
 }
 
@@ -97,8 +92,7 @@ void Batch::retire(Files files) noexcept {
 }
 
 std::optional<std::filesystem::path> Batch::left_behind() const {
-    if (!is_left_behind_) return std::nullopt;
-    return parcel_->name;
+    return is_left_behind_ ? std::optional(parcel_->name) : std::nullopt;
 }
 
 const std::byte* read_block(const Place& place, Bytes bytes, std::vector<std::byte>& buffer) {

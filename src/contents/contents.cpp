@@ -10,15 +10,13 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
-
 namespace gpu_sleep::contents {
 namespace {
 
 /// Calls `use(batch, span of its contents)` for each part of the range that lies together, but for blocks
 /// whose place `successor`, if there is one, has as well.
 template <class Use>
-void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use) {
+void for_each_part(const KeptRange& range, Use&& use, const KeptRange* successor = nullptr) {
     Batch* batch = nullptr;
     Span part;
     for_each_block(range, [&](const Block& block, Span, std::size_t i) {
@@ -33,11 +31,6 @@ void for_each_part(const KeptRange& range, const KeptRange* successor, Use&& use
         part = block.place.span();
     });
     if (batch) use(*batch, part);
-}
-
-template <class Use>
-void for_each_part(const KeptRange& range, Use&& use) {
-    for_each_part(range, nullptr, use);
 }
 
 /// What the range takes of the host cache.
@@ -85,7 +78,7 @@ void note_file_needs(Bytes needed, const std::string& directory, bool is_fallbac
 }
 
 bool has_waste_in(const std::unique_ptr<Batch>& batch) noexcept {
-    return batch->arena() && batch->arena()->has_waste();
+    return batch->arena() && batch->arena()->find_waste();
 }
 
 } // namespace
@@ -179,26 +172,23 @@ Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
     std::set<Batch*> batches;
     for (const auto range : ranges)
         for_each_part(ranges_.at(range), [&](Batch& batch, Span) { batches.insert(&batch); });
-    Result<void> done;
     std::vector<store::Parcel*> named;
-    for (auto* const batch : batches) {
-        if (batch->is_cached()) continue;
-        const auto is_new = batch->parcel()->keep();
-        if (!is_new) {
-            done = is_new.error();
-            break;
+    const auto name_all = [&]() -> Result<void> {
+        for (auto* const batch : batches) {
+            if (batch->is_cached()) continue;
+            const bool is_new = GPU_SLEEP_TRY(batch->parcel()->keep());
+            if (is_new) named.push_back(batch->parcel());
         }
-        if (*is_new) named.push_back(batch->parcel());
-    }
+        return {};
+    };
+    auto done = name_all();
     // Also after a failure: what has its name by now is to keep it.
     for (auto* const parcel : named)
         if (auto flushed = parcel->flush(); !flushed && done) done = std::move(flushed);
-    if (!done) return std::move(done).error();
-    return !named.empty();
+    return done ? Result<bool>(!named.empty()) : std::move(done).error();
 }
 
 void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept {
-    for (const auto& [number, range] : ranges) kept_in_host_ += bytes_in_host(range);
     ranges_.merge(ranges);
     batches_.splice(batches_.end(), batches);
 }
@@ -207,24 +197,26 @@ void Contents::relocate(std::map<Number, KeptRange>& ranges, Batches& batches) n
     batches_.splice(batches_.end(), batches);
     for (auto& [number, range] : ranges) {
         auto& kept = ranges_.at(number);
-        kept_in_host_ -= bytes_in_host(kept);
         std::swap(kept, range);
-        kept_in_host_ += bytes_in_host(kept);
         forget_blocks(range, &kept, Files::as_asked);
     }
 }
 
 void Contents::forget(Number range, Files files) noexcept {
     const auto node = ranges_.extract(range);
-    if (!node) return;
-    (node.mapped().is_retained ? retained_ : kept_in_host_) -= bytes_in_host(node.mapped());
-    forget_blocks(node.mapped(), nullptr, files);
+    if (node) forget_blocks(node.mapped(), nullptr, files);
+}
+
+Bytes Contents::in_host(bool are_retained) const noexcept {
+    return sum_of(ranges_, [=](const auto& each) {
+        return each.second.is_retained == are_retained ? bytes_in_host(each.second) : 0;
+    });
 }
 
 Bytes Contents::room_beside_retained(Bytes most) const noexcept {
     most = std::min(most, retained_limit_);
     const auto held = this->held(model::Store::host);
-    return most - std::min(most, held - std::min(held, kept_in_host_));
+    return most - std::min(most, held - std::min(held, in_host(false)));
 }
 
 Bytes Contents::room_to_prepare(Bytes most) const noexcept {
@@ -233,9 +225,8 @@ Bytes Contents::room_to_prepare(Bytes most) const noexcept {
 }
 
 Result<std::unique_ptr<store::HostArena>> Contents::prepare_piece() {
-    auto piece = store::HostArena::create_stock(&pinner_);
-    GPU_SLEEP_TRY(budget().take(piece->share(), k_prepared_piece));
-    GPU_SLEEP_TRY(piece->grow());
+    auto piece = GPU_SLEEP_TRY(store::HostArena::create(k_prepared_piece, &pinner_, nullptr, &budget()));
+    GPU_SLEEP_TRY(piece->make_ready());
     return piece;
 }
 
@@ -277,22 +268,30 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
     auto& kept = found->second;
     const auto bytes = bytes_in_host(kept);
     const bool has_room = bytes <= room;
-    kept_in_host_ -= bytes;
+    if (has_room) room -= bytes;
     kept.is_retained = true;
-    give_up_unless(kept, [&](Batch& batch) { return batch.is_cached() ? has_room : batch.retain(); });
-    if (has_room) {
-        room -= bytes;
-        retained_ += bytes;
-    }
+    bool is_wasted = false;
+    const Batch* asked = nullptr; // neighbours lie in one, as a rule
+    bool its_stay = false;
+    for_each_block(kept, [&](Block& block, Span span, std::size_t) {
+        auto* const batch = block.place.batch;
+        if (!batch) return;
+        if (std::exchange(asked, batch) != batch) its_stay = batch->is_cached() ? has_room : batch->retain();
+        if (its_stay) return;
+        kept.stored -= span.bytes;
+        is_wasted |= forget_part(*batch, std::exchange(block.place, {}).span(), Files::as_asked);
+    });
+    if (is_wasted) told_();
     const bool stays = kept.stored != 0;
     if (!stays) forget(range);
     return stays;
 }
 
 Bytes Contents::retained() const noexcept {
-    if (retained_ == 0) return prepared();
+    const auto retained = in_host(true);
+    if (retained == 0) return prepared();
     const auto held = held_by(batches_, model::Store::host);
-    return std::max(retained_, held - std::min(held, kept_in_host_)) + prepared();
+    return std::max(retained, held - std::min(held, in_host(false))) + prepared();
 }
 
 const KeptRange* Contents::find_retained(Number range) const noexcept {
@@ -326,24 +325,22 @@ void Contents::limit_retained(Bytes most) noexcept {
     static_cast<void>(trim_retained(most));
 }
 
-void Contents::note_spare() const noexcept {
-    budget().note_spare(retained());
-}
-
 Bytes Contents::trim_retained(Bytes most) noexcept {
-    const auto given_up = retained() > most ? prepared() : 0;
+    auto given_up = retained() > most ? prepared() : 0;
     if (given_up > 0) {
         for (auto& [device, stock] : stocks_) retired_.splice(retired_.end(), stock);
         told_();
     }
-    const auto before = retained_;
-    // What is wasted goes with what it lies beside.
-    const auto wasted = retained() - retained_;
-    for (auto next = ranges_.begin(); next != ranges_.end() && retained_ > 0 && retained_ + wasted > most;) {
-        const auto each = next++;
-        if (each->second.is_retained && bytes_in_host(each->second) > 0) forget(each->first);
+    auto left = retained(); // with what is wasted, which goes with what it lies beside
+    for (auto next = ranges_.begin(); next != ranges_.end() && left > most;) {
+        const auto& [number, range] = *next++;
+        const auto bytes = range.is_retained ? bytes_in_host(range) : 0;
+        if (bytes == 0) continue;
+        left -= bytes;
+        given_up += bytes;
+        forget(number);
     }
-    return before - retained_ + given_up;
+    return given_up;
 }
 
 void Contents::protect() noexcept {
@@ -351,15 +348,8 @@ void Contents::protect() noexcept {
         if (batch->arena()) batch->arena()->protect();
 }
 
-Contents::Lent Contents::lend(Number range) noexcept {
-    auto lent = ranges_.extract(range);
-    if (lent) retained_ -= bytes_in_host(lent.mapped());
-    return lent;
-}
-
 void Contents::take_back(Lent&& lent) noexcept {
     if (!lent) return;
-    retained_ += bytes_in_host(lent.mapped());
     for_each_part(lent.mapped(), [](Batch& batch, Span) { static_cast<void>(batch.retain()); });
     ranges_.insert(std::move(lent));
 }
@@ -371,8 +361,8 @@ void Contents::end(Lent&& lent, const KeptRange* successor) noexcept {
 
 void Contents::forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept {
     bool is_wasted = false;
-    for_each_part(range, successor,
-                  [&](Batch& batch, Span part) { is_wasted |= forget_part(batch, part, files); });
+    const auto forget = [&](Batch& batch, Span part) { is_wasted |= forget_part(batch, part, files); };
+    for_each_part(range, forget, successor);
     if (is_wasted) told_();
 }
 
@@ -383,24 +373,6 @@ bool Contents::forget_part(Batch& batch, Span part, Files files) noexcept {
     return true;
 }
 
-template <class Stays>
-void Contents::give_up_unless(KeptRange& range, Stays&& stays) noexcept {
-    bool is_wasted = false;
-    const Batch* asked = nullptr; // neighbours lie in one, as a rule
-    bool its_stay = false;
-    for_each_block(range, [&](Block& block, Span span, std::size_t) {
-        auto& place = block.place;
-        if (!place.batch) return;
-        if (place.batch != asked) its_stay = stays(*place.batch);
-        asked = place.batch;
-        if (its_stay) return;
-        range.stored -= span.bytes;
-        const auto gone = std::exchange(place, {});
-        is_wasted |= forget_part(*gone.batch, gone.span(), Files::as_asked);
-    });
-    if (is_wasted) told_();
-}
-
 void Contents::retire(const Batch& batch, Files files) noexcept {
     const auto found = std::find_if(batches_.begin(), batches_.end(),
                                     [&](const auto& each) { return each.get() == &batch; });
@@ -409,22 +381,18 @@ void Contents::retire(const Batch& batch, Files files) noexcept {
 }
 
 std::optional<Waste> Contents::find_waste() {
-    Waste waste;
     const auto wasteful = std::find_if(batches_.begin(), batches_.end(), has_waste_in);
     if (wasteful == batches_.end()) return std::nullopt;
-    waste.arena = (*wasteful)->arena();
-    // What takes memory comes before the wish is ended.
-    std::vector<Span> live;
+    auto* const arena = (*wasteful)->arena();
+    Waste waste{arena, *arena->find_waste(), {}};
+    const auto part = arena->span_of(waste.part);
     for (const auto& [number, range] : ranges_)
-        for_each_part(range, [&](const Batch& batch, Span part) {
-            if (&batch == wasteful->get()) live.push_back(part);
+        for_each_part(range, [&](const Batch& batch, Span span) {
+            const bool overlaps = span.offset < part.end() && part.offset < span.end();
+            if (&batch == wasteful->get() && overlaps) waste.needed.push_back(span);
         });
-    std::sort(live.begin(), live.end(), [](const Span& a, const Span& b) { return a.offset < b.offset; });
-    waste.needed.reserve(live.size());
-    waste.part = *waste.arena->take_waste();
-    const auto part = waste.arena->span_of(waste.part);
-    std::copy_if(live.begin(), live.end(), std::back_inserter(waste.needed),
-                 [&](const Span& span) { return span.offset < part.end() && part.offset < span.end(); });
+    std::ranges::sort(waste.needed, {}, &Span::offset);
+    arena->note_tried(waste.part); // last: where there is no memory for the above it stays to be done
     return waste;
 }
 

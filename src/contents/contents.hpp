@@ -90,7 +90,7 @@ public:
     /// From now on at most so much is retained, in place of HostUse::retained; what is beyond is forgotten.
     void limit_retained(Bytes most) noexcept;
     /// Tells the user's other processes how much of what is retained can be had.
-    void note_spare() const noexcept;
+    void note_spare() const noexcept { budget().note_spare(retained()); }
     /// Gives up what is prepared, and then forgets what is retained, the oldest first, until `most` or less
     /// is. Returns how much that was.
     Bytes trim_retained(Bytes most) noexcept;
@@ -116,7 +116,7 @@ public:
 
     /// A retained range while a save writes to its places.
     using Lent = std::map<Number, KeptRange>::node_type;
-    [[nodiscard]] Lent lend(Number range) noexcept;
+    [[nodiscard]] Lent lend(Number range) noexcept { return ranges_.extract(range); }
     /// It is as it was.
     void take_back(Lent&& lent) noexcept;
     /// It is no longer needed, but for places that `successor`, of the same spans, has taken over; null for
@@ -166,12 +166,11 @@ public:
     void relocate(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept;
 
 private:
+    /// What all ranges take of the host cache that are retained, or all others.
+    [[nodiscard]] Bytes in_host(bool are_retained) const noexcept;
     void forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept;
     /// Returns whether more is to be given back.
     bool forget_part(Batch& batch, Span part, Files files) noexcept;
-    /// Forgets the blocks of batches that do not stay: they have no place any more.
-    template <class Stays>
-    void give_up_unless(KeptRange& range, Stays&& stays) noexcept;
     void retire(const Batch& batch, Files files) noexcept;
 
     const driver::Api& api_;
@@ -181,8 +180,6 @@ private:
     Batches batches_;
     Batches retired_;
     std::map<int, Batches> stocks_; ///< memory that is prepared: one of each device, or none
-    Bytes retained_ = 0;            ///< contents of the ranges that are
-    Bytes kept_in_host_ = 0;        ///< contents of all other ranges, in host memory
     Bytes retained_limit_;
     Number next_number_ = 1;
     std::function<void()> told_ = [] {};

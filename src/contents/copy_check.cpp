@@ -32,19 +32,18 @@ Result<std::unique_ptr<CopyCheck>> CopyCheck::start(std::vector<Copy> copies, un
 }
 
 void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
-    std::vector<Copy> damaged;
-    auto done = guarded([&] {
+    const auto done = guarded([&] {
         std::vector<std::byte> buffer;
         for (auto i = first; i < first + count && !is_ended_; ++i) {
             const auto& copy = copies_[i];
             const auto* const memory = read_block(copy.place, copy.device.bytes, buffer);
-            if (!memory || !is_as_sealed(key_, memory, copy.device.bytes, copy.seal)) damaged.push_back(copy);
+            if (memory && is_as_sealed(key_, memory, copy.device.bytes, copy.seal)) continue;
+            const std::lock_guard lock(mutex_);
+            damaged_.push_back(copy);
         }
     });
+    if (!done) failure_.note(done.error());
     const std::lock_guard lock(mutex_);
-    auto noted = guarded([&] { damaged_.insert(damaged_.end(), damaged.begin(), damaged.end()); });
-    if (!noted) done = std::move(noted);
-    if (!done && !failure_) failure_ = std::move(done).error();
     checked_ += count;
     changed_.notify_all();
 }
@@ -58,7 +57,7 @@ Result<std::vector<CopyCheck::Copy>> CopyCheck::finish(const std::function<Resul
         GPU_SLEEP_TRY(listen());
         lock.lock();
     }
-    if (failure_) return *failure_;
+    GPU_SLEEP_TRY(failure_.result());
     return std::exchange(damaged_, {});
 }
 

@@ -42,7 +42,7 @@ private:
     std::condition_variable changed_;
     std::size_t checked_ = 0;
     std::vector<Copy> damaged_;
-    std::optional<Error> failure_;
+    FirstFailure failure_;
     std::unique_ptr<ThreadPool> threads_; ///< ended first
 };
 

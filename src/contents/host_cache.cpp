@@ -37,10 +37,6 @@ void add_copy(std::vector<HostCopy>& copies, const HostCopy& copy) {
     copies.push_back(copy);
 }
 
-bool is_coded(const Move& block) noexcept {
-    return block.place.is_coded();
-}
-
 /// Whether the host waits for copies before it launches the kernel that codes such blocks. A kernel that
 /// waits on the device, even for an event of another stream, can take half of a neighbour's time until it
 /// runs (tests/bench/RESULTS.md). The device waits for few blocks, with whose copies the host could not keep
@@ -80,7 +76,8 @@ driver::BlockTask task_of(const Move& block, std::uint64_t coded) {
 /// `blocks` in turns, their copies as long as they can be. Coded ones need a scratch. Errors: as
 /// take_tasks().
 Result<std::vector<Turn>> turns_of(Transfer& transfer, std::span<const Move> blocks) {
-    const auto count = static_cast<std::size_t>(std::count_if(blocks.begin(), blocks.end(), is_coded));
+    const auto count =
+        static_cast<std::size_t>(std::ranges::count_if(blocks, &Place::is_coded, &Move::place));
     auto tasks = GPU_SLEEP_TRY(take_tasks(transfer, count));
     const auto scratch = transfer.coding.scratch;
     const auto half = scratch.bytes / 2 / HostArena::k_alignment * HostArena::k_alignment;
@@ -88,7 +85,7 @@ Result<std::vector<Turn>> turns_of(Transfer& transfer, std::span<const Move> blo
     Bytes used = half;
     for (const auto& block : blocks) {
         HostCopy copy{block.device, block.place.batch->arena(), block.place.at};
-        if (is_coded(block)) {
+        if (block.place.is_coded()) {
             if (block.place.bytes > half)
                 return make_error(ErrorCode::out_of_device_memory, "the GPU has no memory to code blocks in");
             if (used + block.place.bytes > half) {
@@ -149,10 +146,11 @@ Result<void> for_each_part(const std::vector<Turn>& turns, Part&& part) {
     return {};
 }
 
-Bytes unpinned_bytes(const HostArena& arena) noexcept {
+/// What of the arena's pieces is not yet `is_done`.
+Bytes bytes_not(bool (HostArena::*is_done)(std::size_t) const noexcept, const HostArena& arena) noexcept {
     Bytes sum = 0;
     for (std::size_t i = 0; i < arena.piece_count(); ++i)
-        if (!arena.is_pinned(i)) sum += arena.piece(i).size();
+        if (!(arena.*is_done)(i)) sum += arena.piece(i).size();
     return sum;
 }
 
@@ -258,7 +256,8 @@ Result<void> give_through(Transfer& transfer, std::span<const Move> blocks) {
             if (std::exchange(reached, copy.arena) != copy.arena) {
                 GPU_SLEEP_TRY(copy.arena->unprotect());
                 // Nothing is pinned meanwhile, so all calls of a wake see the same.
-                relays = unpinned_bytes(*copy.arena) >= std::max<Bytes>(1, transfer.options.relay_from);
+                relays = bytes_not(&HostArena::is_pinned, *copy.arena) >=
+                         std::max<Bytes>(1, transfer.options.relay_from);
                 if (relays) {
                     relays = GPU_SLEEP_TRY(prepare_to_relay_back(transfer));
                 }
@@ -282,7 +281,7 @@ Result<void> take_into_cache(Transfer& transfer, std::span<Batch* const> batches
     Bytes total = 0;
     for (const auto* batch : batches) {
         arenas.push_back(batch->arena());
-        total += arenas.back()->bytes() - arenas.back()->populated_bytes();
+        total += bytes_not(&HostArena::is_ready, *arenas.back());
     }
     // To memory that is pinned, or is to be so, the device copies itself.
     const bool relays = transfer.options.relay_threads > 0 && total >= transfer.options.relay_from;
@@ -342,7 +341,7 @@ Result<void> give_from_cache(Transfer& transfer, std::span<const Move> blocks) {
         blocks = blocks.subspan(leg.size());
         for (const auto& block : leg) {
             all += block.place.bytes;
-            if (is_coded(block) && is_in_reach(block.place)) in_reach += block.place.bytes;
+            if (block.place.is_coded() && is_in_reach(block.place)) in_reach += block.place.bytes;
         }
         constexpr Bytes k_worth_timing = 16 * k_mib;
         // A leg tells the ways apart if nearly all of it could go both.
@@ -350,7 +349,8 @@ Result<void> give_from_cache(Transfer& transfer, std::span<const Move> blocks) {
         const bool may_choose = has_scratch && (can_be_timed || ways.is_decided);
         const bool is_straight = may_choose && GPU_SLEEP_TRY(goes_straight(transfer));
         for (const auto& block : leg) {
-            const bool goes = is_coded(block) && (!has_scratch || (is_straight && is_in_reach(block.place)));
+            const bool goes =
+                block.place.is_coded() && (!has_scratch || (is_straight && is_in_reach(block.place)));
             (goes ? straight : through).push_back(block);
         }
         auto* const timed = can_be_timed && ways.legs < ways.tried.size() ? &ways.tried[ways.legs] : nullptr;

@@ -21,19 +21,11 @@ public:
         constexpr Bytes k_least = store::HostArena::k_piece_bytes;
         if (left_ < bytes) {
             claim_.reset(); // it may have the turn
-            std::optional<Error> ended;
-            auto made = options_.budget->claim(
+            auto made = GPU_SLEEP_TRY(options_.budget->claim(
                 std::max(bytes, std::min(k_least, total_)), options_, [this] { return format_bytes(total_); },
-                [&](Milliseconds time) {
-                    std::this_thread::sleep_for(time);
-                    if (auto heard = transfer_.look(); !heard) ended = std::move(heard).error();
-                    return ended.has_value();
-                },
-                7 * k_least);
-            if (ended) return *ended;
-            if (!made) return std::move(made).error();
-            left_ = made->bytes();
-            claim_ = std::make_shared<store::HostClaim>(*std::move(made));
+                [this] { return transfer_.look(); }, 7 * k_least));
+            left_ = made.bytes();
+            claim_ = std::make_shared<store::HostClaim>(std::move(made));
         }
         left_ -= bytes;
         total_ -= bytes;

@@ -62,17 +62,15 @@ Result<void> Restore::give(std::span<const Move> blocks, bool at_once) {
 }
 
 Result<void> Restore::zero(std::span<const Move> blocks) {
-    driver::AddressSpan run;
+    std::vector<driver::AddressSpan> runs;
     for (const auto& block : blocks) {
         if (block.place.batch) continue;
-        if (run.bytes > 0 && run.end() == block.device.address) {
-            run.bytes += block.device.bytes;
-            continue;
-        }
-        if (run.bytes > 0) GPU_SLEEP_TRY(transfer_.session.zero(run));
-        run = block.device;
+        if (!runs.empty() && runs.back().end() == block.device.address)
+            runs.back().bytes += block.device.bytes;
+        else
+            runs.push_back(block.device);
     }
-    if (run.bytes > 0) GPU_SLEEP_TRY(transfer_.session.zero(run));
+    for (const auto& run : runs) GPU_SLEEP_TRY(transfer_.session.zero(run));
     return {};
 }
 

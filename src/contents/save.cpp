@@ -44,7 +44,7 @@ Save::~Save() {
     for (auto* const batch : taken_back_) static_cast<void>(batch->retain()); // it has not begun
     for (auto& [device, part] : parts_) {
         for (auto& item : part.items) {
-            if (item.overwrites && part.has_overwritten)
+            if (part.overwritten.contains(item.number))
                 contents_.end(std::move(item.lent), nullptr);
             else
                 contents_.take_back(std::move(item.lent));
@@ -98,12 +98,11 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
         if (item.store != model::Store::host) continue;
         const auto* const previous = usable_previous(item, false);
         item.plans.resize(item.range->blocks.size());
-        for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
-            const bool stays =
-                previous && previous->blocks[i].is_in(item.store) && is_as_kept(item, i, previous->blocks[i]);
+        for_each_block(*item.range, [&](const Block&, Span span, std::size_t i) {
+            const auto fate = fate_of(item, i, previous);
             const auto address = item.address + span.offset;
             const bool can_be_coded = address % k_alignment == 0 && span.bytes % codec::k_coded_unit == 0;
-            if (block.seal.is_zero || stays || !can_be_coded) return;
+            if (fate == Fate::zero || fate == Fate::as_kept || !can_be_coded) return;
             auto& task = tasks.emplace_back();
             task.content = address;
             task.content_bytes = static_cast<std::uint32_t>(span.bytes);
@@ -125,29 +124,20 @@ Result<void> Save::measure(driver::DeviceSession& session, Part& part) const {
     return {};
 }
 
-void Save::place(Part& part, int device, const Item& item, model::Store store, Block& block,
-                 driver::AddressSpan memory, const codec::BlockPlan& plan) {
-    auto& [batch, blocks] = part.batches[{store, item.tag}];
-    if (!batch)
-        batch = batches_.emplace_back(contents_.make_batch({device, item.tag}, store, options_)).get();
-    block.place = batch->add(item.number, memory, plan);
-    blocks.push_back({item.number, block.place, memory, &plan});
-    part.copied += memory.bytes;
-    part.moved += block.place.bytes;
-}
-
-bool Save::is_as_kept(const Item& item, std::size_t i, const Block& old) const noexcept {
-    if (options_.copies_all || old.seal != item.range->blocks[i].seal) return false;
+Save::Fate Save::fate_of(const Item& item, std::size_t i, const KeptRange* previous) const noexcept {
+    const auto& seal = item.range->blocks[i].seal;
+    if (seal.is_zero) return Fate::zero;
+    if (!previous || !previous->blocks[i].is_in(item.store)) return Fate::placed;
+    const auto& old = previous->blocks[i];
+    const auto& plan = plan_at(item.plans, i);
     // What was not measured could not be mended.
-    const bool stays_coded = options_.codes && (!options_.checks_copies || is_coded(plan_at(item.plans, i)));
-    return !old.place.is_coded() || stays_coded;
-}
-
-bool Save::fits(const Item& item, std::size_t i, const Block& old) const noexcept {
-    if (!old.place.is_coded()) return true;
-    if (item.plans.empty()) return options_.codes; // a dry run
-    const auto& plan = item.plans[i];
-    return is_coded(plan) && plan.coded_bytes <= old.place.bytes;
+    const bool stays_coded = options_.codes && (!options_.checks_copies || is_coded(plan));
+    const bool is_same = !options_.copies_all && old.seal == seal;
+    if (is_same && (!old.place.is_coded() || stays_coded)) return Fate::as_kept;
+    if (!old.place.is_coded()) return Fate::replaced;
+    const bool fits = item.plans.empty() ? options_.codes // a dry run
+                                         : is_coded(plan) && plan.coded_bytes <= old.place.bytes;
+    return fits ? Fate::replaced : Fate::placed;
 }
 
 const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) const {
@@ -160,11 +150,8 @@ const KeptRange* Save::usable_previous(const Item& item, bool is_unchanged) cons
 Bytes Save::new_bytes(const Item& item) const {
     const auto* const previous = usable_previous(item, false);
     Bytes sum = 0;
-    for_each_block(*item.range, [&](const Block& block, Span span, std::size_t i) {
-        const auto* const old =
-            previous && previous->blocks[i].is_in(item.store) ? &previous->blocks[i] : nullptr;
-        const bool stays = old && (is_as_kept(item, i, *old) || fits(item, i, *old));
-        if (!block.seal.is_zero && !stays) sum += room_for(plan_at(item.plans, i), span.bytes);
+    for_each_block(*item.range, [&](const Block&, Span span, std::size_t i) {
+        if (fate_of(item, i, previous) == Fate::placed) sum += room_for(plan_at(item.plans, i), span.bytes);
     });
     return sum;
 }
@@ -225,30 +212,33 @@ void Save::lay_out(Part& part, int device, Item& item, bool is_unchanged, Bytes&
     auto& range = *item.range;
     const auto* const previous = usable_previous(item, is_unchanged);
     for_each_block(range, [&](Block& block, Span span, std::size_t i) {
-        const driver::AddressSpan memory{item.address + span.offset, span.bytes};
-        if (block.seal.is_zero) return;
+        const auto fate = fate_of(item, i, previous);
+        if (fate == Fate::zero) return;
         range.stored += span.bytes;
+        if (fate != Fate::placed) block.place = previous->blocks[i].place;
+        if (fate == Fate::as_kept) return;
+        const driver::AddressSpan memory{item.address + span.offset, span.bytes};
         const auto& plan = plan_at(item.plans, i);
-        if (previous && previous->blocks[i].is_in(item.store)) {
-            const auto& old = previous->blocks[i];
-            const bool is_same = is_as_kept(item, i, old);
-            if (is_same || fits(item, i, old)) block.place = old.place;
-            if (is_same) return;
-            if (block.is_stored()) {
-                if (block.place.is_coded()) block.place.block_class = plan.block_class;
-                part.replaced.push_back({item.number, block.place, memory, &plan});
-                part.copied += memory.bytes;
-                part.moved += block.place.bytes;
-                item.overwrites = true;
-                return;
-            }
+        auto* moves = &part.replaced;
+        if (fate == Fate::replaced) {
+            if (block.place.is_coded()) block.place.block_class = plan.block_class;
+        } else {
+            const auto room = room_for(plan, memory.bytes);
+            const bool has_room = item.store != model::k_stores.front() || allowance >= room;
+            const auto store = has_room ? item.store : options_.others.front();
+            // What follows goes there, too: it lies together.
+            allowance = has_room ? allowance - room : 0;
+            if (!has_room) spilled_ += memory.bytes;
+            auto& [batch, blocks] = part.batches[{store, item.tag}];
+            if (!batch)
+                batch =
+                    batches_.emplace_back(contents_.make_batch({device, item.tag}, store, options_)).get();
+            block.place = batch->add(item.number, memory, plan);
+            moves = &blocks;
         }
-        const auto room = room_for(plan, memory.bytes);
-        const bool has_room = item.store != model::k_stores.front() || allowance >= room;
-        place(part, device, item, has_room ? item.store : options_.others.front(), block, memory, plan);
-        // What follows goes there, too: it lies together.
-        allowance = has_room ? allowance - room : 0;
-        if (!has_room) spilled_ += memory.bytes;
+        moves->push_back({item.number, block.place, memory, &plan});
+        part.copied += memory.bytes;
+        part.moved += block.place.bytes;
     });
     part.stored += range.stored;
 }
@@ -264,10 +254,6 @@ void Save::lay_out() {
                     found == allowances.end() ? unlimited : found->second);
         }
     }
-}
-
-Result<Bytes> Save::needs(model::Store store) const {
-    return needs_of(batches_, store);
 }
 
 Result<void> Save::keep_files() {
@@ -300,7 +286,7 @@ Result<void> Save::take_from_all(Transfer& transfer, Part& part) {
     if (!others.empty()) GPU_SLEEP_TRY(store_from_device(transfer, others));
     // Last: what is retained stays so where memory or room for what is new is short.
     for (const auto& block : part.replaced) GPU_SLEEP_TRY(block.place.batch->unprotect());
-    part.has_overwritten = true;
+    for (const auto& block : part.replaced) part.overwritten.insert(block.range);
     GPU_SLEEP_TRY(replace_in_cache(transfer, part.replaced));
     return transfer.wait();
 }
@@ -355,10 +341,7 @@ Result<void> Save::mend(Transfer& transfer, Part& part, CopyCheck& check) const 
     const auto listen = [&] { return transfer.look(); };
     const auto damaged = GPU_SLEEP_TRY(check.finish(listen));
     if (damaged.empty()) return {};
-    part.has_overwritten = true;
-    for (auto& item : part.items)
-        item.overwrites |= std::any_of(damaged.begin(), damaged.end(),
-                                       [&](const Move& block) { return block.range == item.number; });
+    for (const auto& block : damaged) part.overwritten.insert(block.range);
     const std::vector<Move> blocks(damaged.begin(), damaged.end());
     GPU_SLEEP_TRY(replace_in_cache(transfer, blocks));
     GPU_SLEEP_TRY(transfer.wait());

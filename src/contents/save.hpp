@@ -48,7 +48,7 @@ public:
 
     // Once it is laid out:
     /// What `store` must take at most, besides what it has. Errors: io_failed.
-    [[nodiscard]] Result<Bytes> needs(model::Store store) const;
+    [[nodiscard]] Result<Bytes> needs(model::Store store) const { return needs_of(batches_, store); }
     /// Bytes that go to other places than they were to, for want of room (SaveOptions::others).
     [[nodiscard]] Bytes spilled() const noexcept { return spilled_; }
 
@@ -73,7 +73,6 @@ private:
         std::string tag;
         Number previous = 0;
         Contents::Lent lent{};                 ///< the previous range, from begin() to admit()
-        bool overwrites = false;               ///< places of the previous range
         std::vector<codec::BlockPlan> plans{}; ///< of each block; empty if all are raw
     };
     /// One device's part.
@@ -82,17 +81,19 @@ private:
         /// New ones, by store and tag, with the blocks that are to be copied there.
         std::map<std::pair<model::Store, std::string>, std::pair<Batch*, std::vector<Move>>> batches;
         std::vector<Move> replaced;   ///< blocks that get new contents in the places that they have
-        bool has_overwritten = false; ///< any of those places
+        std::set<Number> overwritten; ///< ranges that had some of those, once that has begun
         driver::DeviceSession::CodingSpace coding;
     };
     [[nodiscard]] Result<void> measure(driver::DeviceSession& session, Part& part) const;
-    /// Gives `block`, which lies at `memory`, a new place.
-    void place(Part& part, int device, const Item& item, model::Store store, Block& block,
-               driver::AddressSpan memory, const codec::BlockPlan& plan);
-    /// Whether block `i` of the item is what `old`, which is retained of it, holds as it is to be kept.
-    [[nodiscard]] bool is_as_kept(const Item& item, std::size_t i, const Block& old) const noexcept;
-    /// Whether block `i`, if it has changed, can be put in the place of `old`.
-    [[nodiscard]] bool fits(const Item& item, std::size_t i, const Block& old) const noexcept;
+    /// What becomes of a block.
+    enum class Fate {
+        zero,     ///< it needs no place
+        as_kept,  ///< what is retained of it holds it as it is to be kept
+        replaced, ///< it has changed, and fits in the place of that
+        placed    ///< it needs a new place
+    };
+    /// That of block `i` of the item, of which `previous`, which may be null, is retained.
+    [[nodiscard]] Fate fate_of(const Item& item, std::size_t i, const KeptRange* previous) const noexcept;
     /// What the item is retained as, where its places may be used again; else null.
     [[nodiscard]] const KeptRange* usable_previous(const Item& item, bool is_unchanged) const;
     /// What new places the item needs, if all goes to its store.

@@ -104,6 +104,37 @@ private:
     ProgressCounter& progress_;
 };
 
+/// Contents of a store on their way to a device.
+class DeviceSink final : public store::ChunkSink {
+public:
+    /// `addresses` says where on the device each extent goes; only those that are read are used. All outlive
+    /// it.
+    DeviceSink(Transfer& transfer, Staging& staging,
+               const std::vector<driver::DeviceAddress>& addresses) noexcept
+        : transfer_(transfer), staging_(staging), addresses_(addresses) {}
+
+    Result<std::span<std::byte>> space(const ChunkPlace& place) override {
+        // Spaces are given and delivered in one order, so the ring is never longer than what is on its way.
+        const auto slot = given_++ % staging_.slots();
+        GPU_SLEEP_TRY(transfer_.session.wait(staging_.copied(slot)));
+        return std::span<std::byte>(staging_.slot(slot), place.bytes);
+    }
+    Result<void> deliver(const ChunkPlace& place, std::span<const std::byte> content) override {
+        const auto slot = delivered_++ % staging_.slots();
+        GPU_SLEEP_TRY(transfer_.session.copy_to_device(addresses_[place.extent] + place.offset,
+                                                       content.data(), content.size()));
+        GPU_SLEEP_TRY(transfer_.session.set(staging_.copied(slot)));
+        return transfer_.progress.add(place.bytes);
+    }
+
+private:
+    Transfer& transfer_;
+    Staging& staging_;
+    const std::vector<driver::DeviceAddress>& addresses_;
+    std::size_t given_ = 0; ///< spaces
+    std::size_t delivered_ = 0;
+};
+
 /// Contents of a store on their way to the host cache.
 class CacheSink final : public store::ChunkSink {
 public:
@@ -227,7 +258,7 @@ Result<void> restore_to_device(Transfer& transfer, std::span<const Move> blocks,
         const auto wanted =
             wanted_of(batch, its, &Move::place, [](const Move& block) { return block.device.address; });
         const auto get = [&](Staging& staging) {
-            DeviceSink sink(transfer.session, staging, wanted.starts, transfer.progress);
+            DeviceSink sink(transfer, staging, wanted.starts);
             return get_some(batch, wanted.extents, sink, beside(transfer, staging));
         };
         auto done = transfer.with_staging(slots, get);

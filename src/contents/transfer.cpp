@@ -52,10 +52,6 @@ Result<std::unique_ptr<Staging>> Staging::create(store::Pinner& pinner, std::siz
     return std::unique_ptr<Staging>(new Staging(std::move(arena), slots));
 }
 
-std::byte* Staging::slot(std::size_t index) const noexcept {
-    return arena_->at(index * codec::k_chunk_bytes);
-}
-
 DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,
                            const std::vector<store::SnapshotExtent>& extents, ProgressCounter& progress,
                            std::function<Result<void>(std::size_t)> reach)
@@ -104,21 +100,6 @@ void DeviceSource::release(const store::ChunkPlace& place) noexcept {
     freed_.notify_one();
 }
 
-Result<std::span<std::byte>> DeviceSink::space(const store::ChunkPlace& place) {
-    // Spaces are given and delivered in one order, so the ring is never longer than what is on its way.
-    const auto slot = given_++ % staging_.slots();
-    GPU_SLEEP_TRY(session_.wait(staging_.copied(slot)));
-    return std::span<std::byte>(staging_.slot(slot), place.bytes);
-}
-
-Result<void> DeviceSink::deliver(const store::ChunkPlace& place, std::span<const std::byte> content) {
-    const auto slot = delivered_++ % staging_.slots();
-    GPU_SLEEP_TRY(
-        session_.copy_to_device(addresses_[place.extent] + place.offset, content.data(), content.size()));
-    GPU_SLEEP_TRY(session_.set(staging_.copied(slot)));
-    return progress_.add(place.bytes);
-}
-
 Transfer::~Transfer() {
     if (staging) ignoring_errors([this] { static_cast<void>(session.synchronize()); });
 }
@@ -138,17 +119,13 @@ Result<void> Transfer::wait() {
 }
 
 Result<void> Transfer::with_staging(std::size_t slots, const std::function<Result<void>(Staging&)>& job) {
+    const auto attempt = [&]() -> Result<void> {
+        if (!staging) staging = GPU_SLEEP_TRY(Staging::create(pinner, slots, options, progress));
+        slots = staging->slots();
+        return job(*staging);
+    };
     for (;;) {
-        if (staging) slots = staging->slots();
-        Result<void> done;
-        if (!staging) {
-            auto made = Staging::create(pinner, slots, options, progress);
-            if (made)
-                staging = *std::move(made);
-            else
-                done = std::move(made).error();
-        }
-        if (staging) done = job(*staging);
+        auto done = attempt();
         if (done || slots == Staging::k_min_slots || done.error().code != ErrorCode::out_of_host_memory)
             return done;
         // What a file in host memory lacks is more than a ring has.

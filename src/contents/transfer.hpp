@@ -68,7 +68,9 @@ public:
     create(store::Pinner& pinner, std::size_t slots, const HostUse& options, ProgressCounter& progress);
 
     [[nodiscard]] std::size_t slots() const noexcept { return copied_.size(); }
-    [[nodiscard]] std::byte* slot(std::size_t index) const noexcept;
+    [[nodiscard]] std::byte* slot(std::size_t index) const noexcept {
+        return arena_->at(index * codec::k_chunk_bytes);
+    }
     /// When the last copy from or to the slot has passed: it must not be used before, whoever copied.
     [[nodiscard]] driver::DeviceSession::Point& copied(std::size_t slot) noexcept { return copied_[slot]; }
     /// The slot whose turn it is, for whoever fills them in turn.
@@ -118,28 +120,6 @@ private:
     std::mutex mutex_; ///< guards free_
     std::condition_variable freed_;
     std::vector<std::size_t> free_;
-};
-
-/// Contents on their way from a store to a device.
-class DeviceSink final : public store::ChunkSink {
-public:
-    /// `addresses` says where on the device each extent goes; only those that are read are used. All outlive
-    /// it.
-    DeviceSink(driver::DeviceSession& session, Staging& staging,
-               const std::vector<driver::DeviceAddress>& addresses, ProgressCounter& progress) noexcept
-        : session_(session), staging_(staging), addresses_(addresses), progress_(progress) {}
-
-    [[nodiscard]] Result<std::span<std::byte>> space(const store::ChunkPlace& place) override;
-    [[nodiscard]] Result<void> deliver(const store::ChunkPlace& place,
-                                       std::span<const std::byte> content) override;
-
-private:
-    driver::DeviceSession& session_;
-    Staging& staging_;
-    const std::vector<driver::DeviceAddress>& addresses_;
-    ProgressCounter& progress_;
-    std::size_t given_ = 0; ///< spaces
-    std::size_t delivered_ = 0;
 };
 
 /// Most device memory that coded blocks pass through, half by half. Each launch costs a program that computes

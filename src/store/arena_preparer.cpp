@@ -44,17 +44,21 @@ void ArenaPreparer::work() {
 
 Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& claim) {
     constexpr Bytes k_ahead = 7 * HostArena::k_piece_bytes;
-    const auto bytes = task.arena->piece(task.piece).size();
+    const auto memory = task.arena->piece(task.piece);
+    const auto bytes = memory.size();
     if (!claim || claim->bytes() < bytes) {
         claim.reset();
+        const auto look = [this]() -> Result<void> {
+            const std::lock_guard lock(mutex_);
+            return stopped_ ? ended() : Result<void>();
+        };
         auto made = GPU_SLEEP_TRY(options_.budget->claim(
-            bytes, options_, [this] { return missing(); }, [this](Milliseconds time) { return pause(time); },
-            k_ahead));
+            bytes, options_, [this] { return missing(); }, look, k_ahead));
         claim.emplace(std::move(made));
     }
     {
         const model::StepClock::Timed timed(options_.steps, model::Step::populate);
-        GPU_SLEEP_TRY(task.arena->populate(task.piece));
+        GPU_SLEEP_TRY(task.arena->give_pages(memory, true));
     }
     claim->note_taken(bytes);
     if (claim->bytes() == 0) claim.reset(); // it may be somebody else's turn
@@ -63,14 +67,15 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     return {};
 }
 
-bool ArenaPreparer::pause(Milliseconds time) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return stopped_.load(); });
+Error ArenaPreparer::ended() const {
+    return failure_ ? *failure_ : make_error(ErrorCode::cancelled, "host memory is no longer needed");
 }
 
-std::string ArenaPreparer::missing() const {
-    return format_bytes(
-        sum_of(arenas_, [](const HostArena* arena) { return arena->bytes() - arena->populated_bytes(); }));
+std::string ArenaPreparer::missing() {
+    const std::lock_guard lock(mutex_);
+    return format_bytes(sum_of(tasks_, [](const Task& task) {
+        return task.arena->is_ready(task.piece) ? 0 : task.arena->piece(task.piece).size();
+    }));
 }
 
 void ArenaPreparer::finish(const Task& task, Result<void> result) {
@@ -94,15 +99,12 @@ Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
     const model::StepClock::Timed timed(options_.steps, model::Step::await_host);
     std::unique_lock lock(mutex_);
     const auto is_over = [&] { return arena.is_ready(piece) || stopped_; };
-    while (listen && !changed_.wait_for(lock, k_between, is_over)) {
+    while (!changed_.wait_for(lock, k_between, is_over)) {
         lock.unlock();
         GPU_SLEEP_TRY(listen());
         lock.lock();
     }
-    changed_.wait(lock, is_over);
-    if (arena.is_ready(piece)) return {};
-    if (failure_) return *failure_;
-    return make_error(ErrorCode::cancelled, "host memory is no longer needed");
+    return arena.is_ready(piece) ? Result<void>() : ended();
 }
 
 } // namespace gpu_sleep::store

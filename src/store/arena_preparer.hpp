@@ -27,11 +27,12 @@ public:
     [[nodiscard]] static Result<std::unique_ptr<ArenaPreparer>> start(std::vector<HostArena*> arenas,
                                                                       Options options);
 
-    /// Waits until the piece is ready; calls `listen`, if there is one, now and then meanwhile. Errors:
+    /// Waits until the piece is ready; calls `listen` now and then meanwhile. Errors:
     /// out_of_host_memory (says how much was needed, what limited it), cancelled, those of `listen`. Once a
     /// piece has failed, every piece that was not yet ready fails the same way.
-    [[nodiscard]] Result<void> wait(const HostArena& arena, std::size_t piece,
-                                    const std::function<Result<void>()>& listen = {});
+    [[nodiscard]] Result<void> wait(
+        const HostArena& arena, std::size_t piece,
+        const std::function<Result<void>()>& listen = [] { return Result<void>(); });
 
     /// Takes up no further piece; pieces that are not ready fail.
     void cancel() noexcept;
@@ -52,10 +53,10 @@ private:
     /// Waits for headroom for the piece, if `claim` has none left for it, then prepares it. Errors:
     /// out_of_host_memory, cancelled.
     [[nodiscard]] Result<void> fill(const Task& task, std::optional<HostClaim>& claim);
-    /// Waits, unless it is cancelled. Returns whether it is.
-    [[nodiscard]] bool pause(Milliseconds time);
+    /// Why no more pieces are made ready; the mutex is held.
+    [[nodiscard]] Error ended() const;
     void finish(const Task& task, Result<void> result);
-    [[nodiscard]] std::string missing() const;
+    [[nodiscard]] std::string missing();
 
     const Options options_;
     const std::vector<HostArena*> arenas_;

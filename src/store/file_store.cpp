@@ -8,7 +8,6 @@
 #include "store/snapshot_reader.hpp"
 
 #include <cstring>
-#include <thread>
 
 namespace gpu_sleep::store {
 
@@ -43,18 +42,17 @@ SnapshotWriter::SnapshotWriter(SnapshotFile file, SnapshotHeader header, const S
 
 Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes,
                                                                const std::atomic<bool>& has_failed) {
-    std::shared_ptr<const HostClaim> held;
-    if (!claims_) return held;
+    if (!claims_) return std::shared_ptr<const HostClaim>();
     const auto needed = [this, bytes] {
         const MutexLock lock(mutex_);
         return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
     };
-    auto made = GPU_SLEEP_TRY(claims_->budget->claim(bytes, *claims_, needed, [&](Milliseconds time) {
-        std::this_thread::sleep_for(time);
-        return has_failed.load();
-    }));
-    held = std::make_shared<const HostClaim>(std::move(made));
-    return held;
+    const auto look = [&]() -> Result<void> {
+        if (has_failed) return make_error(ErrorCode::cancelled, "writing was given up");
+        return {};
+    };
+    auto made = GPU_SLEEP_TRY(claims_->budget->claim(bytes, *claims_, needed, look));
+    return std::make_shared<const HostClaim>(std::move(made));
 }
 
 Bytes SnapshotWriter::allot(Bytes bytes, Bytes most) noexcept {
@@ -142,7 +140,7 @@ public:
         auto whole = GPU_SLEEP_TRY(writer->finish());
         name = whole.file.path();
         bytes = whole.header.file_bytes;
-        snapshot_ = std::move(whole);
+        snapshot_.emplace(std::move(whole));
         return {};
     }
 

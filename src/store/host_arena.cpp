@@ -123,15 +123,15 @@ bool HostArena::set_access(int access) const noexcept {
     return (run.empty() || store::set_access(run, access)) && is_set;
 }
 
-HostArena::HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces)
-    : bytes_(bytes), pinner_(pinner), pieces_(std::move(pieces)) {}
-
-Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner, HostArena* stock) {
+Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner, HostArena* stock,
+                                                     HostBudget* budget) {
     constexpr Bytes k_max_bytes = std::numeric_limits<Bytes>::max() / 2; // rounding up must not overflow
     if (bytes == 0) return make_error(ErrorCode::invalid_argument, "an arena of zero bytes");
     const auto taken = stock ? std::min<std::size_t>(stock->piece_count(), bytes / k_piece_bytes) : 0;
     const auto rest = bytes - taken * k_piece_bytes;
     const auto whole = round_up(std::min(rest, k_max_bytes), page_bytes());
+    HostShare share; // taken before anything is, as the stock would lose its pieces
+    if (budget) GPU_SLEEP_TRY(budget->take(share, rest));
     auto* const data = rest > 0 ? reserve(whole) : nullptr;
     if (rest > 0 && data == nullptr)
         return errno_error(ErrorCode::out_of_host_memory, errno, "mmap",
@@ -145,31 +145,28 @@ Result<std::unique_ptr<HostArena>> HostArena::create(Bytes bytes, Pinner* pinner
             const std::span piece(data + at, std::min(k_piece_bytes, rest - at));
             pieces.push_back({.memory = piece, .parts = {{piece}}, .use = {piece.size(), piece.size()}});
         }
-        return std::unique_ptr<HostArena>(new HostArena(bytes, pinner, std::move(pieces)));
+        return std::unique_ptr<HostArena>(new HostArena(pinner, std::move(pieces)));
     });
     if (!arena) {
         unmap(data, data + whole);
         return arena;
     }
     for (std::size_t i = 0; i < taken; ++i) (*arena)->pieces_[i] = stock->take_piece();
-    (*arena)->populated_bytes_ = taken * k_piece_bytes;
     if (stock) (*arena)->share_.absorb(stock->share_, taken * k_piece_bytes);
+    (*arena)->share_.absorb(share, rest);
     return arena;
 }
 
 std::unique_ptr<HostArena> HostArena::create_stock(Pinner* pinner) {
-    return std::unique_ptr<HostArena>(new HostArena(0, pinner, {}));
+    return std::unique_ptr<HostArena>(new HostArena(pinner, {}));
 }
 
-Result<void> HostArena::grow() {
-    auto more = GPU_SLEEP_TRY(create(k_piece_bytes, pinner_));
-    pieces_.reserve(pieces_.size() + 1);
-    GPU_SLEEP_TRY(more->populate(0));
-    more->pin(0);
-    more->note_ready();
-    pieces_.push_back(more->take_piece());
-    bytes_ += k_piece_bytes;
-    populated_bytes_ += k_piece_bytes;
+Result<void> HostArena::make_ready() {
+    for (std::size_t i = 0; i < piece_count(); ++i) {
+        GPU_SLEEP_TRY(give_pages(piece(i), true));
+        pin(i);
+    }
+    note_ready();
     return {};
 }
 
@@ -177,15 +174,11 @@ void HostArena::absorb(HostArena& stock, std::size_t count) {
     pieces_.reserve(pieces_.size() + count);
     for (std::size_t i = 0; i < count; ++i) pieces_.push_back(stock.take_piece());
     share_.absorb(stock.share_, count * k_piece_bytes);
-    bytes_ += count * k_piece_bytes;
-    populated_bytes_ += count * k_piece_bytes;
 }
 
 HostArena::Piece HostArena::take_piece() noexcept {
     auto piece = std::move(pieces_.back());
     pieces_.pop_back();
-    bytes_ -= piece.memory.size();
-    populated_bytes_ -= piece.memory.size();
     return piece;
 }
 
@@ -265,14 +258,7 @@ bool HostArena::is_pinned(std::size_t index) const noexcept {
 Result<void> HostArena::give_pages(std::span<std::byte> memory, bool is_new) const {
     if (const int failure = store::populate(memory, is_new); failure != 0)
         return errno_error(ErrorCode::out_of_host_memory, failure, "madvise",
-                           fmt::format("cannot get {} of host memory for contents", format_bytes(bytes_)));
-    return {};
-}
-
-Result<void> HostArena::populate(std::size_t index) {
-    const auto memory = piece(index);
-    GPU_SLEEP_TRY(give_pages(memory, true));
-    populated_bytes_ += memory.size();
+                           fmt::format("cannot get {} of host memory for contents", format_bytes(bytes())));
     return {};
 }
 
@@ -312,7 +298,6 @@ Result<void> HostArena::write(Bytes offset, std::span<const std::byte> from) con
 
 void HostArena::note_ready() noexcept {
     for (auto& piece : pieces_) piece.is_ready = true;
-    populated_bytes_ = bytes_;
 }
 
 bool HostArena::unpin(Part& part) noexcept {
@@ -347,7 +332,6 @@ Bytes HostArena::drop_but(const Part& part, std::span<const Part> rest) noexcept
         at = kept.memory.data() + kept.memory.size();
     }
     dropped += drop(at, part.memory.data() + part.memory.size());
-    populated_bytes_ -= dropped;
     share_.give(dropped);
     return dropped;
 }
@@ -426,7 +410,7 @@ Bytes HostArena::held() const noexcept {
 
 bool HostArena::forget(Span span) noexcept {
     bool has_more = false;
-    span.bytes = std::min(round_up(span.bytes, k_alignment), bytes_ - span.offset);
+    span.bytes = std::min(round_up(span.bytes, k_alignment), bytes() - span.offset);
     for_each_piece(span, [&](std::size_t index, Span part) {
         auto& use = pieces_[index].use;
         const bool was_worth_it = use.is_worth_shrinking();
@@ -437,17 +421,10 @@ bool HostArena::forget(Span span) noexcept {
     return has_more;
 }
 
-bool HostArena::has_waste() const noexcept {
-    return std::any_of(pieces_.begin(), pieces_.end(),
-                       [](const Piece& piece) { return piece.use.is_worth_shrinking(); });
-}
-
-std::optional<std::size_t> HostArena::take_waste() noexcept {
-    const auto piece = std::find_if(pieces_.begin(), pieces_.end(),
-                                    [](const Piece& each) { return each.use.is_worth_shrinking(); });
-    if (piece == pieces_.end()) return std::nullopt;
-    piece->use.dead = 0;
-    return static_cast<std::size_t>(piece - pieces_.begin());
+std::optional<std::size_t> HostArena::find_waste() const noexcept {
+    for (std::size_t i = 0; i < piece_count(); ++i)
+        if (pieces_[i].use.is_worth_shrinking()) return i;
+    return std::nullopt;
 }
 
 } // namespace gpu_sleep::store

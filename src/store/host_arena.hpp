@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "store/host_account.hpp"
+#include "store/host_budget.hpp"
 
 #include <atomic>
 #include <type_traits>
@@ -54,16 +54,15 @@ public:
 
     /// Reserves address space for `bytes`; takes no memory yet. `pinner` may be null: nothing is pinned. The
     /// first pieces are taken out of `stock`, which may be null, as far as it has any: they are ready. The
-    /// others lie together. Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too
-    /// large, or a limit on it). Source: mmap(2), madvise(2).
-    [[nodiscard]] static Result<std::unique_ptr<HostArena>> create(Bytes bytes, Pinner* pinner,
-                                                                   HostArena* stock = nullptr);
+    /// others lie together, and are taken of `budget`, if there is one, until they are given back; that goes
+    /// along with pieces. Errors: invalid_argument (zero bytes), out_of_host_memory (no address space: too
+    /// large, or a limit on it; beyond the budget). Source: mmap(2), madvise(2).
+    [[nodiscard]] static Result<std::unique_ptr<HostArena>>
+    create(Bytes bytes, Pinner* pinner, HostArena* stock = nullptr, HostBudget* budget = nullptr);
     /// An arena without pieces.
     [[nodiscard]] static std::unique_ptr<HostArena> create_stock(Pinner* pinner);
-    /// What of its user's account it takes. Goes along with pieces, and is given back as memory is.
-    [[nodiscard]] HostShare& share() noexcept { return share_; }
-    /// Adds a whole piece and makes it ready, on this thread. Errors: out_of_host_memory.
-    [[nodiscard]] Result<void> grow();
+    /// Makes all of it ready, on this thread. Errors: out_of_host_memory.
+    [[nodiscard]] Result<void> make_ready();
     /// Takes the last `count` pieces of `stock`, all of them ready and whole, and puts them behind its own,
     /// which are whole, too. Where there is no memory for it (which is thrown) nothing has changed.
     void absorb(HostArena& stock, std::size_t count);
@@ -101,7 +100,9 @@ public:
     /// warning. No ArenaPreparer may still work on it. Takes 12 ms a GiB when pinned.
     ~HostArena();
 
-    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+    [[nodiscard]] Bytes bytes() const noexcept {
+        return pieces_.empty() ? 0 : span_of(piece_count() - 1).end();
+    }
     /// Where the first piece is.
     [[nodiscard]] std::byte* data() const noexcept { return pieces_.front().memory.data(); }
     /// Where the byte `offset` is; the rest of its piece follows it.
@@ -136,9 +137,10 @@ public:
     /// `span`, with what follows up to the next that may begin, is no longer needed. Returns whether another
     /// piece has become worth shrinking.
     [[nodiscard]] bool forget(Span span) noexcept;
-    /// A piece that is worth shrinking. It counts as tried from then on, whatever comes of it.
-    [[nodiscard]] std::optional<std::size_t> take_waste() noexcept;
-    [[nodiscard]] bool has_waste() const noexcept;
+    /// A piece that is worth shrinking.
+    [[nodiscard]] std::optional<std::size_t> find_waste() const noexcept;
+    /// It is not worth that from now on, whatever comes of it, until more of it dies.
+    void note_tried(std::size_t index) noexcept { pieces_[index].use.dead = 0; }
     void note_shrunk(std::size_t index, Bytes given_back) noexcept { pieces_[index].use.held -= given_back; }
 
     [[nodiscard]] std::size_t piece_count() const noexcept { return pieces_.size(); }
@@ -161,8 +163,6 @@ public:
     /// Whether all that is left of the piece is pinned; false means that copies to and from it go through the
     /// driver's own staging. Once the piece has been waited for, and not while it is shrunk.
     [[nodiscard]] bool is_pinned(std::size_t index) const noexcept;
-    /// Memory that has pages.
-    [[nodiscard]] Bytes populated_bytes() const noexcept { return populated_bytes_; }
 
 private:
     friend class ArenaPreparer;
@@ -181,17 +181,15 @@ private:
         PieceUse use{};         ///< all is needed at first
     };
 
-    HostArena(Bytes bytes, Pinner* pinner, std::vector<Piece> pieces);
+    HostArena(Pinner* pinner, std::vector<Piece> pieces) noexcept
+        : pinner_(pinner), pieces_(std::move(pieces)) {}
     /// Takes the last piece out.
     [[nodiscard]] Piece take_piece() noexcept;
     /// Does so for all pieces that lie together at once, then for the next ones. Returns whether it could for
     /// all.
     bool set_access(int access) const noexcept;
-    /// Errors: out_of_host_memory.
+    /// For each part once, if it `is_new`; different parts on different threads. Errors: out_of_host_memory.
     [[nodiscard]] Result<void> give_pages(std::span<std::byte> memory, bool is_new) const;
-    /// Gives pages to the piece. For each piece once; different pieces on different threads. Errors:
-    /// out_of_host_memory.
-    [[nodiscard]] Result<void> populate(std::size_t index);
     /// Pins the part, which has its pages, if that can be done.
     void pin(Part& part) noexcept;
     /// Returns false if the part is still pinned.
@@ -203,13 +201,11 @@ private:
     Bytes drop_but(const Part& part, std::span<const Part> rest) noexcept;
 
     HostShare share_; ///< destroyed last
-    Bytes bytes_;
     Pinner* pinner_;
     std::vector<Piece> pieces_;
     std::size_t unpinned_ = 0; ///< pieces that unpin_next() has gone through
     std::size_t tried_ = 0;    ///< pieces that pin_next() has
     bool is_protected_ = false;
-    std::atomic<Bytes> populated_bytes_{0};
     std::atomic<bool> has_complained_{false}; ///< of memory that cannot be pinned
 };
 

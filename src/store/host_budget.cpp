@@ -7,6 +7,8 @@
 #include "base/guard.hpp"
 #include "base/memory.hpp"
 
+#include <thread>
+
 namespace gpu_sleep::store {
 
 HostClaim::~HostClaim() {
@@ -21,7 +23,7 @@ HostBudget& HostBudget::own() noexcept {
 }
 
 void HostBudget::begin_anew_in_child() noexcept {
-    account_.begin_anew_in_child();
+    HostAccount::begin_anew_in_child();
     under_way_ = 0; // of the parent's threads
 }
 
@@ -38,7 +40,7 @@ Headroom HostBudget::room() {
     const auto addresses = address_space_left();
     if (const auto left = addresses - std::min(addresses, k_left_of_address_space); left < found.bytes)
         found = {left, "the process's limit on address space, ulimit -v"};
-    if (const auto room = account_.room(); room && room->bytes < found.bytes)
+    if (const auto room = HostAccount::room(); room && room->bytes < found.bytes)
         found = {room->bytes, "this user's limit for all processes"};
     return found;
 }
@@ -53,15 +55,15 @@ Result<void> HostBudget::check(Bytes needed, Bytes ready) {
 
 Bytes HostBudget::room_to_retain() {
     constexpr unsigned k_most_pressure = 10; // percent: programs wait for memory, whatever is available
-    if (options_.pressure() >= k_most_pressure || account_.is_wanted()) return 0;
+    if (options_.pressure() >= k_most_pressure || is_wanted()) return 0;
     const auto available = options_.headroom().bytes;
     const bool is_known = available != std::numeric_limits<Bytes>::max();
     return is_known ? available - std::min(available, k_left_available) : 0;
 }
 
 Result<HostClaim> HostBudget::claim(Bytes bytes, const ClaimOptions& options,
-                                    const std::function<std::string()>& needed, const Pause& pause,
-                                    Bytes ahead) {
+                                    const std::function<std::string()>& needed,
+                                    const std::function<Result<void>()>& look, Bytes ahead) {
     constexpr Milliseconds k_pause{20};
     constexpr Milliseconds k_pause_for_turn{2};
     const auto reserve = options.spends_reserve ? 0 : options_.reserve;
@@ -95,8 +97,9 @@ Result<HostClaim> HostBudget::claim(Bytes bytes, const ClaimOptions& options,
                             headroom->limited_by),
                 std::string(k_where)};
         does_without = is_enough && !turn && Clock::now() < turns_again_.load();
-        if (!turn && !does_without && pause(is_enough ? k_pause_for_turn : k_pause))
-            return make_error(ErrorCode::cancelled, "host memory is no longer needed");
+        if (turn || does_without) continue;
+        GPU_SLEEP_TRY(look());
+        std::this_thread::sleep_for(is_enough ? k_pause_for_turn : k_pause);
     }
 }
 

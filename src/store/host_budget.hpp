@@ -54,8 +54,12 @@ private:
 /// space, and what its user's processes may hold together. A sleep looks whether there is room, takes its
 /// share of what the user may hold, and claims the memory itself piece by piece, just before it is taken.
 /// Thread-safe; each look opens and reads a handful of small files.
-class HostBudget {
+class HostBudget : private HostAccount {
 public:
+    using HostAccount::await;
+    using HostAccount::limit;
+    using HostAccount::note_spare;
+
     struct Options {
         std::string directory = agent_directory(::geteuid()); ///< of the user's account
         Bytes reserve = 256 * k_mib;                          ///< left to everybody else
@@ -69,13 +73,11 @@ public:
     [[nodiscard]] static HostBudget& own() noexcept;
 
     HostBudget() : HostBudget(Options()) {}
-    explicit HostBudget(Options options) : options_(std::move(options)), account_(options_.directory) {}
+    explicit HostBudget(Options options) : HostAccount(options.directory), options_(std::move(options)) {}
     HostBudget(const HostBudget&) = delete;
     HostBudget& operator=(const HostBudget&) = delete;
     /// In a child of fork(), before all else.
     void begin_anew_in_child() noexcept;
-    /// What all processes of the user may hold together, from here on; unset: any amount.
-    void limit(std::optional<Bytes> most) noexcept { account_.limit(most); }
 
     /// What may be taken now, and what limits it: for buffers, and for contents.
     [[nodiscard]] Headroom headroom() const;
@@ -90,27 +92,17 @@ public:
     /// be told, while programs wait for memory for a tenth of the time, and while others of the user need it.
     [[nodiscard]] Bytes room_to_retain();
 
-    /// Waits while the user's processes hold too much together for `bytes` more, and others of them can do
-    /// without some of it, which they then give back; for no longer than `patience`. `look` is called
-    /// meanwhile; its error ends the wait.
-    [[nodiscard]] Result<void> await(Bytes bytes, Milliseconds patience,
-                                     const std::function<Result<void>()>& look) {
-        return account_.await(bytes, patience, look);
-    }
     /// Counts `bytes` of contents among what the user's processes hold together, until `to` gives them back.
     /// Errors: out_of_host_memory (that is too much).
-    [[nodiscard]] Result<void> take(HostShare& to, Bytes bytes) { return to.take(account_, bytes); }
-    /// How much of what was taken this process can do without. A hint: it may be out of date.
-    void note_spare(Bytes bytes) noexcept { account_.note_spare(bytes); }
+    [[nodiscard]] Result<void> take(HostShare& to, Bytes bytes) { return to.take(*this, bytes); }
 
-    /// Waits for this time, or less, before headroom is read again; true ends the waiting.
-    using Pause = std::function<bool(Milliseconds)>;
     /// Waits for headroom for `bytes` besides what all others of the process have under way; where there is
-    /// plenty, `ahead` are claimed, too. An error says that `needed()` are needed. Errors:
-    /// out_of_host_memory (with k_where; says what limited it), cancelled.
+    /// plenty, `ahead` are claimed, too. An error says that `needed()` are needed. `look` is
+    /// called before each pause; its error ends the wait. Errors: out_of_host_memory (with k_where; says what
+    /// limited it), those of `look`.
     [[nodiscard]] Result<HostClaim> claim(Bytes bytes, const ClaimOptions& options,
-                                          const std::function<std::string()>& needed, const Pause& pause,
-                                          Bytes ahead = 0);
+                                          const std::function<std::string()>& needed,
+                                          const std::function<Result<void>()>& look, Bytes ahead = 0);
     /// Error::where of claims that failed.
     static constexpr std::string_view k_where = "host headroom";
 
@@ -126,7 +118,6 @@ private:
     [[nodiscard]] UnsharedFd try_turn(const std::filesystem::path& shared, Clock::time_point since);
 
     const Options options_;
-    HostAccount account_;
     std::atomic<Bytes> under_way_{0}; ///< claimed and not yet taken: devices are put to sleep side by side
     std::atomic<Clock::time_point> last_turn_{Clock::time_point{}};
     std::atomic<Clock::time_point> turns_again_{Clock::time_point{}}; ///< no claim waits until then

@@ -6,6 +6,7 @@
 
 #include "base/files.hpp"
 
+#include <array>
 #include <charconv>
 #include <initializer_list>
 
@@ -27,51 +28,39 @@ std::optional<Bytes> read_number(const fs::path& file) {
     return text ? leading_number(*text) : std::nullopt;
 }
 
-/// The sum of those of `keys` that a file of lines "key value" has; nothing if it has none of them.
-std::optional<Bytes> read_fields(const fs::path& file, std::initializer_list<std::string_view> keys) {
-    std::optional<Bytes> sum;
+/// None if it cannot be read.
+template <class Use>
+void for_each_line(const fs::path& file, Use&& use) {
     const auto text = read_small_file(file).value_or("");
     std::string_view rest = text;
-    while (const auto line = take_line(rest)) {
-        const auto end = std::min(line->find_first_of(" \t"), line->size());
-        if (std::find(keys.begin(), keys.end(), line->substr(0, end)) == keys.end()) continue;
-        if (const auto value = leading_number(line->substr(end))) sum = sum.value_or(0) + *value;
-    }
+    while (const auto line = take_line(rest)) use(*line);
+}
+
+/// The sum of those of `keys` that a file of lines "key value" has; nothing if it has none of them.
+template <class Keys = std::initializer_list<std::string_view>>
+std::optional<Bytes> read_fields(const fs::path& file, const Keys& keys) {
+    std::optional<Bytes> sum;
+    for_each_line(file, [&](std::string_view line) {
+        const auto end = std::min(line.find_first_of(" \t"), line.size());
+        if (std::find(keys.begin(), keys.end(), line.substr(0, end)) == keys.end()) return;
+        if (const auto value = leading_number(line.substr(end))) sum = sum.value_or(0) + *value;
+    });
     return sum;
 }
 
-/// What one control group allows and uses; nothing where it does not say.
-struct GroupMemory {
-    const char* limit_file = "";
-    std::optional<Bytes> limit;
-    std::optional<Bytes> usage;
-    Bytes reclaimable = 0; ///< of the usage, what the kernel takes back before it kills
+/// Where a control group says what it allows and uses.
+struct GroupFiles {
+    std::array<const char*, 2> limits; ///< the first is there for all who have the group
+    const char* usage;
+    std::array<std::string_view, 2> reclaimable; ///< of the usage, what the kernel takes back before it kills
 };
 
-using GroupReader = GroupMemory (*)(const fs::path& group);
-
-GroupMemory read_version_2(const fs::path& group) {
-    GroupMemory memory;
-    memory.limit_file = "memory.max";
-    memory.limit = read_number(group / memory.limit_file);
-    // Above memory.high nobody is killed, but every allocation is slowed until enough was reclaimed, and
-    // pinned memory never can be: a sleep would crawl and so would the program after it. It is a limit to us.
-    if (const auto high = read_number(group / "memory.high"))
-        memory.limit = std::min(memory.limit.value_or(*high), *high);
-    memory.usage = read_number(group / "memory.current");
-    memory.reclaimable =
-        read_fields(group / "memory.stat", {"inactive_file", "slab_reclaimable"}).value_or(0);
-    return memory;
-}
-
-GroupMemory read_version_1(const fs::path& group) {
-    GroupMemory memory;
-    memory.limit_file = "memory.limit_in_bytes";
-    memory.limit = read_number(group / memory.limit_file);
-    memory.usage = read_number(group / "memory.usage_in_bytes");
-    memory.reclaimable = read_fields(group / "memory.stat", {"total_inactive_file"}).value_or(0);
-    return memory;
-}
+// Above memory.high nobody is killed, but every allocation is slowed until enough was reclaimed, and pinned
+// memory never can be: a sleep would crawl and so would the program after it. It is a limit to us.
+constexpr GroupFiles k_version_2{
+    {"memory.max", "memory.high"}, "memory.current", {"inactive_file", "slab_reclaimable"}};
+constexpr GroupFiles k_version_1{
+    {"memory.limit_in_bytes", ""}, "memory.usage_in_bytes", {"total_inactive_file", ""}};
 
 void limit_by(Headroom& headroom, Bytes bytes, std::string what, fs::path shared) {
     if (bytes >= headroom.bytes) return;
@@ -80,22 +69,26 @@ void limit_by(Headroom& headroom, Bytes bytes, std::string what, fs::path shared
     headroom.shared = std::move(shared);
 }
 
-void limit_by_group(Headroom& headroom, const fs::path& group, GroupReader read) {
-    const auto memory = read(group);
-    if (!memory.limit || !memory.usage) return;
-    const auto used = *memory.usage - std::min(*memory.usage, memory.reclaimable);
-    limit_by(headroom, *memory.limit - std::min(*memory.limit, used),
-             "the memory limit of control group " + group.string(), group / memory.limit_file);
+void limit_by_group(Headroom& headroom, const fs::path& group, const GroupFiles& files) {
+    const auto usage = read_number(group / files.usage);
+    if (!usage) return;
+    const auto reclaimable = read_fields(group / "memory.stat", files.reclaimable).value_or(0);
+    const auto used = *usage - std::min(*usage, reclaimable);
+    for (const auto* const file : files.limits)
+        if (const auto limit = read_number(group / file))
+            limit_by(headroom, *limit - std::min(*limit, used),
+                     "the memory limit of control group " + group.string(), group / files.limits.front());
 }
 
 /// The group and its ancestors up to and including `root`: each of their limits counts. In a container the
 /// name may be the host's and lead nowhere; the ancestors that are there still count, `root` being the
 /// container's own group.
-void limit_by_groups(Headroom& headroom, const fs::path& root, std::string_view name, GroupReader read) {
+void limit_by_groups(Headroom& headroom, const fs::path& root, std::string_view name,
+                     const GroupFiles& files) {
     auto relative = fs::path(name).relative_path().lexically_normal();
     for (; !relative.empty() && relative != "."; relative = relative.parent_path())
-        limit_by_group(headroom, root / relative, read);
-    limit_by_group(headroom, root, read);
+        limit_by_group(headroom, root / relative, files);
+    limit_by_group(headroom, root, files);
 }
 
 /// A line of /proc/self/cgroup: "0::/name" for version 2, "N:controllers:/name" for version 1.
@@ -106,11 +99,10 @@ void limit_by_membership(Headroom& headroom, const fs::path& root, std::string_v
     const auto controllers = line.substr(first + 1, second - first - 1);
     const auto name = line.substr(second + 1);
     if (controllers.empty()) {
-        limit_by_groups(headroom, root, name, read_version_2);
-        limit_by_groups(headroom, root / "unified", name,
-                        read_version_2); // where version 1 is mounted as well
+        limit_by_groups(headroom, root, name, k_version_2);
+        limit_by_groups(headroom, root / "unified", name, k_version_2); // where version 1 is mounted as well
     } else if ((',' + std::string(controllers) + ',').find(",memory,") != std::string::npos) {
-        limit_by_groups(headroom, root / "memory", name, read_version_1);
+        limit_by_groups(headroom, root / "memory", name, k_version_1);
     }
 }
 
@@ -120,15 +112,14 @@ Headroom host_headroom(const HostMemorySources& sources) {
     Headroom headroom{std::numeric_limits<Bytes>::max(), "nothing"};
     if (const auto available = read_fields(sources.proc / "meminfo", {"MemAvailable:"}))
         limit_by(headroom, *available * k_kib, "free host memory", sources.proc / "meminfo");
-    const auto membership = read_small_file(sources.proc / sources.process / "cgroup").value_or("");
-    std::string_view rest = membership;
-    while (const auto line = take_line(rest)) limit_by_membership(headroom, sources.cgroup, *line);
+    for_each_line(sources.proc / sources.process / "cgroup",
+                  [&](std::string_view line) { limit_by_membership(headroom, sources.cgroup, line); });
     return headroom;
 }
 
 unsigned memory_pressure(const HostMemorySources& sources) {
     static constexpr std::string_view k_some = "some avg10=";
-    constexpr std::string_view k_version_2 = "0::/";
+    constexpr std::string_view k_own = "0::/";
     const auto read = [](const fs::path& file) {
         const auto text = read_small_file(file).value_or("");
         const bool is_told = std::string_view(text).starts_with(k_some);
@@ -136,27 +127,23 @@ unsigned memory_pressure(const HostMemorySources& sources) {
         return static_cast<unsigned>(std::min<Bytes>(percent.value_or(0), 100));
     };
     auto most = read(sources.proc / "pressure" / "memory");
-    const auto membership = read_small_file(sources.proc / sources.process / "cgroup").value_or("");
-    std::string_view rest = membership;
-    while (const auto line = take_line(rest))
-        if (line->starts_with(k_version_2))
-            most =
-                std::max(most, read(sources.cgroup / line->substr(k_version_2.size()) / "memory.pressure"));
+    for_each_line(sources.proc / sources.process / "cgroup", [&](std::string_view line) {
+        if (line.starts_with(k_own))
+            most = std::max(most, read(sources.cgroup / line.substr(k_own.size()) / "memory.pressure"));
+    });
     return most;
 }
 
 Bytes address_space_left(const HostMemorySources& sources) {
     constexpr std::string_view k_limit = "Max address space";
-    constexpr auto k_unlimited = std::numeric_limits<Bytes>::max();
-    const auto limits = read_small_file(sources.proc / sources.process / "limits").value_or("");
-    std::string_view rest = limits;
-    while (const auto line = take_line(rest)) {
-        if (!line->starts_with(k_limit)) continue;
-        const auto limit = leading_number(line->substr(k_limit.size()));
+    auto left = std::numeric_limits<Bytes>::max();
+    for_each_line(sources.proc / sources.process / "limits", [&](std::string_view line) {
+        if (!line.starts_with(k_limit)) return;
+        const auto limit = leading_number(line.substr(k_limit.size()));
         const auto taken = read_fields(sources.proc / sources.process / "status", {"VmSize:"});
-        return limit && taken ? *limit - std::min(*limit, *taken * k_kib) : k_unlimited;
-    }
-    return k_unlimited;
+        if (limit && taken) left = *limit - std::min(*limit, *taken * k_kib);
+    });
+    return left;
 }
 
 } // namespace gpu_sleep::store

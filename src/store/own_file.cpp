@@ -61,33 +61,27 @@ UnsharedFd::UnsharedFd(LockedFile file) noexcept : LockedFile(std::move(file)) {
     struct stat status = {};
     if (!*this || ::fstat(get(), &status) != 0) return;
     if (S_ISREG(status.st_mode)) anchor_ = make_anchor(get());
-    note_ = Note::take();
-    if (note_ == nullptr) return;
+    note_.reset(Note::take());
+    if (!note_) return;
     note_->file = identity();
     note_->fd.store(get(), std::memory_order_release);
 }
 
-UnsharedFd& UnsharedFd::operator=(UnsharedFd&& other) noexcept {
-    if (this == &other) return *this;
-    reset();
-    LockedFile::operator=(static_cast<LockedFile&&>(other));
-    anchor_ = std::move(other.anchor_);
-    note_ = std::exchange(other.note_, nullptr);
-    return *this;
+void UnsharedFd::NoteRelease::operator()(Note* note) const noexcept {
+    note->fd.store(Note::k_free, std::memory_order_release);
 }
 
 void UnsharedFd::renew(LockedFile file) noexcept {
     abandon(); // the number is the program's, nobody's, or the new one's
     LockedFile::operator=(std::move(file));
-    if (note_ != nullptr) note_->fd.store(get(), std::memory_order_release);
+    if (note_) note_->fd.store(get(), std::memory_order_release);
 }
 
 void UnsharedFd::reset() noexcept {
-    if (is_held()) ::close(get()); // before the note goes: a child in between would keep it
-    abandon();                     // and it stays known which file that was
+    if (is_held()) ::close(get());
+    abandon(); // it stays known which file that was
     anchor_.reset();
-    if (note_ != nullptr) note_->fd.store(Note::k_free, std::memory_order_release);
-    note_ = nullptr;
+    note_.reset();
 }
 
 void close_unshared_fds() noexcept {

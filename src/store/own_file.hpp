@@ -31,10 +31,8 @@ public:
     UnsharedFd() noexcept = default;
     explicit UnsharedFd(UniqueFd fd) noexcept : UnsharedFd(LockedFile(std::move(fd))) {}
     explicit UnsharedFd(LockedFile file) noexcept;
-    UnsharedFd(UnsharedFd&& other) noexcept
-        : LockedFile(static_cast<LockedFile&&>(other)), anchor_(std::move(other.anchor_)),
-          note_(std::exchange(other.note_, nullptr)) {}
-    UnsharedFd& operator=(UnsharedFd&& other) noexcept;
+    UnsharedFd(UnsharedFd&& other) noexcept = default;
+    UnsharedFd& operator=(UnsharedFd&& other) noexcept = default;
     ~UnsharedFd() { reset(); }
 
     using HeldFile::get, HeldFile::operator bool, HeldFile::is_held, HeldFile::is_named, HeldFile::identity;
@@ -49,9 +47,12 @@ public:
 private:
     friend void close_unshared_fds() noexcept;
     struct Note;
+    struct NoteRelease {
+        void operator()(Note* note) const noexcept;
+    };
 
     Anchor anchor_;
-    Note* note_ = nullptr;
+    std::unique_ptr<Note, NoteRelease> note_; ///< until it is closed: a child in between would keep it
 };
 
 /// Closes the parent's in a child of fork(), which has no other thread yet. Their owners in its copy of the

@@ -28,13 +28,8 @@ struct Preamble {
 };
 static_assert(sizeof(Preamble) == k_preamble_bytes);
 
-template <class T>
-std::span<const std::byte> bytes_of(const T& value, std::size_t count = sizeof(T)) {
-    return std::as_bytes(std::span(&value, 1)).first(count);
-}
-
 std::uint64_t checksum_of(const Preamble& preamble) {
-    return xxh64(bytes_of(preamble, offsetof(Preamble, checksum)));
+    return xxh64(std::as_bytes(std::span(&preamble, 1)).first(offsetof(Preamble, checksum)));
 }
 
 Error damaged(std::string_view what) {

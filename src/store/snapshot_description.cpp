@@ -9,14 +9,11 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <array>
 #include <ctime>
 
 namespace gpu_sleep::store {
-
-Bytes SnapshotDescription::content_bytes() const noexcept {
-    return sum_of(extents, &SnapshotExtent::bytes);
-}
 
 std::vector<ChunkPlace> places_of(const std::vector<SnapshotExtent>& extents,
                                   const std::vector<std::size_t>& wanted) {
@@ -62,6 +59,7 @@ std::string utc_now() {
 namespace {
 
 constexpr std::string_view k_format = "gpu-sleep snapshot";
+constexpr auto k_most = std::numeric_limits<std::uint64_t>::max();
 
 /// What the JSON says of an extent besides its description.
 struct ExtentSummary {
@@ -77,12 +75,8 @@ ExtentSummary summarise(std::span<const ChunkRow> rows) {
         summary.stored_bytes += row.stored_bytes;
         ++widths[row.shape.width];
     }
-    std::size_t most = 0;
-    for (const auto& [width, count] : widths)
-        if (count > most) {
-            summary.element_width = width;
-            most = count;
-        }
+    const auto most = std::ranges::max_element(widths, {}, &decltype(widths)::value_type::second);
+    if (most != widths.end()) summary.element_width = most->first;
     summary.checksum = xxh64(std::as_bytes(rows));
     return summary;
 }
@@ -122,44 +116,19 @@ void add_extent(std::string& json, const SnapshotExtent& extent, std::size_t fir
         summary.checksum);
 }
 
-/// `summary(first row, rows)` gives what depends on the contents. Made by hand: objects of JSON take memory
-/// even to be destroyed, and this runs in processes that may have none.
-template <class Summary>
-std::string make_json_with(const SnapshotDescription& description, Bytes file_bytes, Summary&& summary) {
-    auto json =
-        fmt::format("\n{{\n \"format\": \"{}\",\n \"version\": {},\n \"id\": ", k_format, k_snapshot_version);
-    add_quoted(json, description.id);
-    json += ",\n \"created\": ";
-    add_quoted(json, description.created);
-    json += fmt::format(",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
-                        description.owner.pid, description.owner.start_time, description.uid);
-    if (!description.boot.empty()) {
-        json += ",\n  \"boot\": ";
-        add_quoted(json, description.boot);
-    }
-    json += fmt::format("\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
-                        " \"extents\": [",
-                        description.content_bytes(), file_bytes, codec::k_chunk_bytes);
-    std::size_t chunk = 0;
-    for (const auto& extent : description.extents) {
-        const auto chunks = chunk_count(extent.bytes);
-        if (&extent != &description.extents.front()) json += ',';
-        add_extent(json, extent, chunk, summary(chunk, chunks));
-        chunk += chunks;
-    }
-    return json += description.extents.empty() ? "]\n}\n" : "\n ]\n}\n";
-}
-
-// ---- Reading the JSON: whatever it holds, nothing throws but for want of memory
-// ----------------------------
-
-/// Takes from the front of a text what a header has there. A general parser would have to be bounded in what
-/// it keeps and looks up; this one takes time and memory in proportion to the text.
+/// Takes values from a text, front to back. A general parser would have to be bounded in what it keeps and
+/// looks up; this one takes time and memory in proportion to the text, and throws only for want of memory.
 class HeaderText {
 public:
     explicit HeaderText(std::string_view text) : text_(text) {}
 
-    [[nodiscard]] bool is_empty() const noexcept { return text_.empty(); }
+    /// Goes on behind the next `key`.
+    [[nodiscard]] bool find(std::string_view key) {
+        const auto at = text_.find(key);
+        if (at == std::string_view::npos) return false;
+        text_.remove_prefix(at + key.size());
+        return true;
+    }
     [[nodiscard]] bool take(std::string_view wanted) {
         if (!text_.starts_with(wanted)) return false;
         text_.remove_prefix(wanted.size());
@@ -207,74 +176,71 @@ private:
 };
 
 bool take_extent(HeaderText& text, SnapshotExtent& extent) {
-    // What is derived is compared when the header is made again.
-    std::uint64_t derived = 0;
-    std::string checksum;
-    return text.take("\n  {\n   \"address\": \"0x") && text.take_number(extent.address, 16) &&
-           text.take("\",\n   \"bytes\": ") && text.take_number(extent.bytes) &&
-           text.take(",\n   \"tag\": ") && text.take_quoted(extent.tag) && text.take(",\n   \"device\": ") &&
-           text.take_number(extent.device) && text.take(",\n   \"first_chunk\": ") &&
-           text.take_number(derived) && text.take(",\n   \"chunks\": ") && text.take_number(derived) &&
-           text.take(",\n   \"element_width\": ") && text.take_number(derived) &&
-           text.take(",\n   \"stored_bytes\": ") && text.take_number(derived) &&
-           text.take(",\n   \"checksum\": ") && text.take_quoted(checksum) && text.take("\n  }") &&
-           extent.bytes > 0 && extent.bytes <= std::numeric_limits<std::uint64_t>::max() - extent.address;
+    return text.take_number(extent.address, 16) && text.find("\"bytes\": ") &&
+           text.take_number(extent.bytes) && text.find("\"tag\": ") && text.take_quoted(extent.tag) &&
+           text.find("\"device\": ") && text.take_number(extent.device) && extent.bytes > 0 &&
+           extent.bytes <= std::numeric_limits<std::uint64_t>::max() - extent.address;
 }
 
 /// What comes before the first extent.
 bool take_front(HeaderText& text, SnapshotDescription& description) {
-    std::uint64_t derived = 0;
-    std::string format;
-    if (!text.take("\n{\n \"format\": ") || !text.take_quoted(format) || format != k_format ||
-        !text.take(",\n \"version\": ") || !text.take_number(derived) || !text.take(",\n \"id\": ") ||
-        !text.take_quoted(description.id) || !text.take(",\n \"created\": ") ||
-        !text.take_quoted(description.created) || !text.take(",\n \"owner\": {\n  \"pid\": ") ||
-        !text.take_number(description.owner.pid) || !text.take(",\n  \"start_time\": ") ||
-        !text.take_number(description.owner.start_time) || !text.take(",\n  \"uid\": ") ||
+    if (!text.find("\"id\": ") || !text.take_quoted(description.id) || !text.find("\"created\": ") ||
+        !text.take_quoted(description.created) || !text.find("\"pid\": ") ||
+        !text.take_number(description.owner.pid) || !text.find("\"start_time\": ") ||
+        !text.take_number(description.owner.start_time) || !text.find("\"uid\": ") ||
         !text.take_number(description.uid))
         return false;
-    if (text.take(",\n  \"boot\": ") &&
-        (!text.take_quoted(description.boot) || !is_boot_id(description.boot)))
-        return false;
-    return text.take("\n },\n \"content_bytes\": ") && text.take_number(derived) &&
-           text.take(",\n \"file_bytes\": ") && text.take_number(derived) &&
-           text.take(",\n \"chunk_bytes\": ") && text.take_number(derived) && text.take(",\n \"extents\": [");
+    const bool has_boot = text.take(",\n  \"boot\": ");
+    return !has_boot || (text.take_quoted(description.boot) && is_boot_id(description.boot));
 }
 
 } // namespace
 
 std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
                       std::span<const ChunkRow> rows) {
-    return make_json_with(description, file_bytes, [&](std::size_t first, std::size_t count) {
-        return summarise(rows.subspan(first, count));
-    });
+    // By hand: objects of JSON take memory even to be destroyed, and this runs in processes that may have
+    // none.
+    auto json =
+        fmt::format("\n{{\n \"format\": \"{}\",\n \"version\": {},\n \"id\": ", k_format, k_snapshot_version);
+    add_quoted(json, description.id);
+    json += ",\n \"created\": ";
+    add_quoted(json, description.created);
+    json += fmt::format(",\n \"owner\": {{\n  \"pid\": {},\n  \"start_time\": {},\n  \"uid\": {}",
+                        description.owner.pid, description.owner.start_time, description.uid);
+    if (!description.boot.empty()) {
+        json += ",\n  \"boot\": ";
+        add_quoted(json, description.boot);
+    }
+    json += fmt::format("\n }},\n \"content_bytes\": {},\n \"file_bytes\": {},\n \"chunk_bytes\": {},\n"
+                        " \"extents\": [",
+                        description.content_bytes(), file_bytes, codec::k_chunk_bytes);
+    std::size_t chunk = 0;
+    for (const auto& extent : description.extents) {
+        const auto chunks = chunk_count(extent.bytes);
+        if (&extent != &description.extents.front()) json += ',';
+        add_extent(json, extent, chunk,
+                   rows.empty() ? ExtentSummary{0, k_most, k_most} : summarise(rows.subspan(chunk, chunks)));
+        chunk += chunks;
+    }
+    return json += description.extents.empty() ? "]\n}\n" : "\n ]\n}\n";
 }
 
 std::size_t max_json_bytes(const SnapshotDescription& description) {
-    constexpr auto k_max = std::numeric_limits<std::uint64_t>::max();
-    return make_json_with(description, k_max,
-                          [](std::size_t, std::size_t) {
-                              return ExtentSummary{0, k_max, k_max};
-                          })
-        .size();
+    return make_json(description, k_most, {}).size();
 }
 
 std::optional<SnapshotDescription> read_json(std::string_view whole) {
     HeaderText text(whole);
     SnapshotDescription description;
-    if (!take_front(text, description)) return std::nullopt;
+    if (!whole.ends_with("\n}\n") || !take_front(text, description)) return std::nullopt;
     Bytes total = 0;
-    if (!text.take("]")) {
-        do {
-            SnapshotExtent extent;
-            if (!take_extent(text, extent) || extent.bytes > std::numeric_limits<Bytes>::max() / 2 - total)
-                return std::nullopt;
-            total += extent.bytes;
-            description.extents.push_back(std::move(extent));
-        } while (text.take(","));
-        if (!text.take("\n ]")) return std::nullopt;
+    while (text.find("\"address\": \"0x")) {
+        SnapshotExtent extent;
+        if (!take_extent(text, extent) || extent.bytes > std::numeric_limits<Bytes>::max() / 2 - total)
+            return std::nullopt;
+        total += extent.bytes;
+        description.extents.push_back(std::move(extent));
     }
-    if (!text.take("\n}\n") || !text.is_empty()) return std::nullopt;
     return description;
 }
 

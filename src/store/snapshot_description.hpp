@@ -33,7 +33,7 @@ struct SnapshotDescription {
     std::string boot{};
     friend bool operator==(const SnapshotDescription&, const SnapshotDescription&) = default;
 
-    [[nodiscard]] Bytes content_bytes() const noexcept;
+    [[nodiscard]] Bytes content_bytes() const noexcept { return sum_of(extents, &SnapshotExtent::bytes); }
 };
 
 /// A chunk: 32 bytes, little endian, as in the file.
@@ -74,16 +74,17 @@ struct ChunkPlace {
 /// The time now, as SnapshotDescription::created has it.
 [[nodiscard]] std::string utc_now();
 
-/// `rows` are those of the chunks of the extents, in order.
+/// `rows` are those of the chunks of the extents, in order; with none, what depends on them is as long as it
+/// can be.
 [[nodiscard]] std::string make_json(const SnapshotDescription& description, Bytes file_bytes,
                                     std::span<const ChunkRow> rows);
 
 /// The longest make_json() for any rows.
 [[nodiscard]] std::size_t max_json_bytes(const SnapshotDescription& description);
 
-/// What the JSON says, but for what depends on the contents; nothing if it cannot be understood: if it
-/// has other members, in another order, or other white space than make_json() writes. Trusts nothing in it;
-/// time and memory are in proportion to the text, and it throws only for want of memory.
+/// What the JSON says, but for what depends on the contents; nothing if a value is missing. Trusts nothing in
+/// it: time and memory are in proportion to the text, and it throws only for want of memory. Whether all of
+/// the text is what make_json() makes of that, the caller finds out by making it again.
 [[nodiscard]] std::optional<SnapshotDescription> read_json(std::string_view text);
 
 } // namespace gpu_sleep::store

@@ -32,25 +32,20 @@ bool is_alive(const ProcessIdentity& owner) {
     return start_time && *start_time == owner.start_time;
 }
 
-enum class Lock {
-    taken,
-    held,    ///< by somebody else
-    missing, ///< the file cannot be opened, or the name is no such file's any more
-    unknown  ///< the file system has no locks
-};
+using Lock = LockedFile::Lock;
 
-/// Locks the file of that name until `locked` goes.
-Lock take_lock(int directory, const std::string& name, LockedFile& locked) {
-    using Taken = LockedFile::Lock;
+/// Locks the file of that name until `locked` goes; fails where the file system has no locks. Nothing if the
+/// file cannot be opened, or the name is no such file's any more.
+std::optional<Lock> take_lock(int directory, const std::string& name, LockedFile& locked) {
     locked = LockedFile::find(directory, name.c_str());
-    if (!locked || !locked.is_named(directory, name.c_str())) return Lock::missing;
+    if (!locked || !locked.is_named(directory, name.c_str())) return std::nullopt;
     const auto lock = locked.lock();
-    if (lock == Taken::failed) return has_no_locks(locked.get(), errno) ? Lock::unknown : Lock::missing;
+    if (lock == Lock::failed) return has_no_locks(locked.get(), errno) ? std::optional(lock) : std::nullopt;
     // A machine to which this one exports the file system may hold it: its flock() is a lock of a part here.
-    if (lock == Taken::held || locked.lock(LockedFile::Holder::descriptor, 0, 0) == Taken::held)
+    if (lock == Lock::held || locked.lock(LockedFile::Holder::descriptor, 0, 0) == Lock::held)
         return Lock::held;
     // Once more: it may have been replaced before it was locked.
-    return locked.is_named(directory, name.c_str()) ? Lock::taken : Lock::missing;
+    return locked.is_named(directory, name.c_str()) ? std::optional(lock) : std::nullopt;
 }
 
 /// A slash at the end would follow a link.
@@ -65,11 +60,7 @@ Result<CarefulPlace> place_of(const std::filesystem::path& path) {
     if (!place && errno == ELOOP)
         return refused(path, "a symbolic link in the path may be somebody else's, or forms a loop; "
                              "name its target instead");
-    if (!place && errno == ENOENT) {
-        auto error = place.error();
-        error.message += "; make the directory above it first";
-        return error;
-    }
+    if (!place && errno == ENOENT) place.error().message += "; make the directory above it first";
     return place;
 }
 
@@ -91,8 +82,7 @@ Result<UniqueFd> open_private(const CarefulPlace& place, const std::filesystem::
 /// The names in a directory that are snapshots', if they are `wanted`.
 template <class Wanted>
 Result<std::vector<SnapshotName>> list_if(const SnapshotDirectory& directory, const Wanted& wanted) {
-    UniqueFd anew;
-    const auto entries = names_in(directory.fd(anew), std::numeric_limits<std::size_t>::max());
+    const auto entries = names_in(directory.fd(), std::numeric_limits<std::size_t>::max());
     if (!entries) return file_error(entries.error().driver_status, entries.error().where, directory.path());
     std::vector<SnapshotName> names;
     for (const auto& entry : *entries)
@@ -161,25 +151,21 @@ Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std:
     return FreeSpace{Bytes{file_system.f_bavail} * file_system.f_frsize, lies_in_memory(at)};
 }
 
-int SnapshotDirectory::fd(UniqueFd& anew) const noexcept {
-    if (fd_.is_held()) return fd_.get();
-    anew = open_file(AT_FDCWD, whole_path_.c_str(), k_open_directory);
+SnapshotDirectory::Opened SnapshotDirectory::fd() const noexcept {
+    if (fd_.is_held()) return {UniqueFd(), fd_.get()};
+    auto anew = open_file(AT_FDCWD, whole_path_.c_str(), k_open_directory);
     struct stat status = {};
     if (FileIdentity::of(anew.get()) != fd_.identity() || ::fstat(anew.get(), &status) != 0 ||
         !is_private(status))
-        anew.reset();
-    return anew.get();
-}
-
-bool SnapshotDirectory::is_in_memory() const noexcept {
-    UniqueFd anew;
-    return lies_in_memory(fd(anew));
+        return {};
+    const int number = anew.get();
+    return {std::move(anew), number};
 }
 
 Result<void> SnapshotDirectory::flush() const {
-    UniqueFd anew;
+    const auto here = fd();
     // Where a directory cannot be flushed (CIFS, some FUSE), it keeps its own time.
-    if (::fsync(fd(anew)) != 0 && !knows_no_such_call(errno)) return file_error(errno, "fsync", path_);
+    if (::fsync(here) != 0 && !knows_no_such_call(errno)) return file_error(errno, "fsync", path_);
     return {};
 }
 
@@ -215,7 +201,7 @@ bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
     if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
     LockedFile locked;
     const auto got = take_lock(fd_.get(), name.text(), locked);
-    return got == Lock::unknown || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));
+    return got == Lock::failed || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));
 }
 
 Result<std::vector<SnapshotName>> SnapshotDirectory::leftovers() const {

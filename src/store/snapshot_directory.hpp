@@ -66,14 +66,20 @@ public:
     /// nothing. Errors: as for open().
     [[nodiscard]] static Result<FreeSpace> free_space_in(const std::filesystem::path& path);
 
-    /// Its descriptor. If the program has closed that, opens the directory again into `anew`, provided that
-    /// the same directory is still at its path and still private; otherwise -1.
-    [[nodiscard]] int fd(UniqueFd& anew) const noexcept;
+    /// A descriptor of it, for as long as this lives.
+    struct Opened {
+        UniqueFd anew; ///< if it is not the directory's own
+        int number = -1;
+        operator int() const noexcept { return number; }
+    };
+    /// Its own. If the program has closed that, opens the directory again, provided that the same directory
+    /// is still at its path and still private; otherwise -1.
+    [[nodiscard]] Opened fd() const noexcept;
     [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
     /// By which it is known again once it was closed, whatever its path is then.
     [[nodiscard]] FileIdentity identity() const noexcept { return fd_.identity(); }
     /// Whether its files lie in host memory (tmpfs, ramfs).
-    [[nodiscard]] bool is_in_memory() const noexcept;
+    [[nodiscard]] bool is_in_memory() const noexcept { return lies_in_memory(fd()); }
     /// Flushes changes of names to the disk. Errors: io_failed.
     [[nodiscard]] Result<void> flush() const;
 

@@ -16,8 +16,7 @@ Result<SnapshotFile> SnapshotFile::create(std::shared_ptr<const SnapshotDirector
     constexpr int k_tries = 1000; // a process in another container may have the same pid and start time
     const auto boot = boot_id();
     const auto its_pids = pid_namespace();
-    UniqueFd anew;
-    const int at = directory->fd(anew);
+    const auto at = directory->fd();
     for (int i = 0; i < k_tries; ++i) {
         SnapshotName name{owner, next++, SnapshotName::Kind::partial, boot, its_pids};
         auto text = name.text();
@@ -65,17 +64,6 @@ bool uses_direct_io(int fd) noexcept {
     return flags >= 0 && (flags & O_DIRECT) != 0;
 }
 
-SnapshotFile& SnapshotFile::operator=(SnapshotFile&& other) noexcept {
-    if (this == &other) return *this;
-    remove();
-    directory_ = std::move(other.directory_);
-    name_ = std::move(other.name_);
-    text_ = std::move(other.text_);
-    fd_ = std::move(other.fd_);
-    as_left_ = std::move(other.as_left_);
-    return *this;
-}
-
 Result<void> SnapshotFile::check_held() const {
     if (fd_.is_held()) return {};
     return make_error(ErrorCode::io_failed, "the program has closed {}", path().string());
@@ -90,8 +78,7 @@ Result<void> SnapshotFile::hold() {
 
 Result<LockedFile> SnapshotFile::open_by_name(const SnapshotDirectory& directory) const {
     const auto path = directory.path() / text_;
-    UniqueFd anew;
-    const int at = directory.fd(anew);
+    const auto at = directory.fd();
     if (at < 0 || !fd_.is_named(at, text_.c_str()))
         return make_error(ErrorCode::io_failed,
                           "the program has closed {}, which was then moved or removed: put it back",
@@ -141,8 +128,7 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     auto renamed = name_;
     renamed.kind = kind;
     auto to = renamed.text();
-    UniqueFd anew;
-    const int at = directory_->fd(anew);
+    const auto at = directory_->fd();
     if (!fd_.is_named(at, text_.c_str()))
         return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
     // Not every file system can refuse to replace; nobody else makes names of this owner.
@@ -178,25 +164,22 @@ Result<void> SnapshotFile::commit() {
 void SnapshotFile::unlink() noexcept {
     // Only while the name is that of this file.
     if (!fd_) return;
-    UniqueFd anew;
-    const int at = directory_->fd(anew);
+    const auto at = directory_->fd();
     if (fd_.is_named(at, text_.c_str())) ::unlinkat(at, text_.c_str(), 0);
 }
 
 bool SnapshotFile::is_out_of_reach() const noexcept {
     struct stat status = {};
     if (!fd_.is_held() || ::fstat(fd_.get(), &status) != 0 || status.st_nlink != 1) return false;
-    UniqueFd anew;
-    return ::faccessat(directory_->fd(anew), ".", W_OK | X_OK, AT_EACCESS) != 0 &&
+    return ::faccessat(directory_->fd(), ".", W_OK | X_OK, AT_EACCESS) != 0 &&
            (errno == EACCES || errno == EPERM);
 }
 
-void SnapshotFile::remove() noexcept {
+SnapshotFile::~SnapshotFile() {
     unlink();
     if (is_out_of_reach()) {
         [[maybe_unused]] const int emptied = ::ftruncate(fd_.get(), 0);
     }
-    fd_.reset();
 }
 
 } // namespace gpu_sleep::store

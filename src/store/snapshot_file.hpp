@@ -20,8 +20,8 @@ public:
                                                      ProcessIdentity owner, bool direct);
 
     SnapshotFile(SnapshotFile&& other) noexcept = default;
-    SnapshotFile& operator=(SnapshotFile&& other) noexcept;
-    ~SnapshotFile() { remove(); }
+    SnapshotFile& operator=(SnapshotFile&&) = delete;
+    ~SnapshotFile();
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
     /// Checks that fd() still means this file: a program may close descriptors that are not its own, and open
@@ -67,7 +67,6 @@ private:
           fd_(std::move(fd)) {}
     [[nodiscard]] Result<void> rename(SnapshotName::Kind kind);
     [[nodiscard]] Result<LockedFile> open_by_name(const SnapshotDirectory& directory) const;
-    void remove() noexcept;
 
     /// What a write changes, and where it is.
     struct Stamp {

@@ -53,14 +53,6 @@ Result<void> compare_header(int fd, const SnapshotHeader& written) {
     return {};
 }
 
-Result<std::vector<ChunkPlace>> places_to_read(const SnapshotHeader& header,
-                                               const std::vector<std::size_t>& extents) {
-    for (const auto extent : extents)
-        if (extent >= header.description.extents.size())
-            return make_error(ErrorCode::invalid_argument, "the snapshot has no extent {}", extent);
-    return places_of(header.description.extents, extents);
-}
-
 } // namespace
 
 Result<SnapshotReader> SnapshotReader::open(const std::filesystem::path& path) {
@@ -106,9 +98,12 @@ Result<GetChunk> SnapshotReader::chunks(const SnapshotReadOptions& options) cons
 
 Result<void> SnapshotReader::read(ChunkSink& sink, const SnapshotReadOptions& options) const {
     return guarded([&]() -> Result<void> {
-        const auto places = GPU_SLEEP_TRY(places_to_read(header_, options.extents));
+        const auto& extents = header_.description.extents;
+        for (const auto extent : options.extents)
+            if (extent >= extents.size())
+                return make_error(ErrorCode::invalid_argument, "the snapshot has no extent {}", extent);
         const auto get = GPU_SLEEP_TRY(chunks(options));
-        return decode_all(places, header_.description.extents, sink, get, options);
+        return decode_all(places_of(extents, options.extents), extents, sink, get, options);
     });
 }
 

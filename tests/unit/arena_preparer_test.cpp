@@ -136,7 +136,7 @@ TEST_CASE("Arena preparer: where there is plenty of memory, one look is for seve
     // Nothing is claimed any more.
     exact = Headroom{257 * k_mib, "a test"}; // with the reserve
     CHECK(options.budget->claim(
-        k_mib, options, [] { return "some"; }, [](Milliseconds) { return true; }));
+        k_mib, options, [] { return "some"; }, [] { return Result<void>(); }));
 }
 
 TEST_CASE("Arena preparer: the reserve is left to others", "[host_arena]") {

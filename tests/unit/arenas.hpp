@@ -20,6 +20,14 @@ using Arenas = std::vector<std::unique_ptr<store::HostArena>>;
     return *std::move(arena);
 }
 
+/// Adds a piece that is ready to `stock`.
+[[nodiscard]] inline Result<void> grow(store::HostArena& stock, store::Pinner* pinner) {
+    const auto piece = make_arena(store::HostArena::k_piece_bytes, pinner);
+    GPU_SLEEP_TRY(piece->make_ready());
+    stock.absorb(*piece, 1);
+    return {};
+}
+
 [[nodiscard]] inline Arenas make_arenas(std::size_t count, Bytes bytes, store::Pinner* pinner = nullptr) {
     Arenas arenas;
     for (std::size_t i = 0; i < count; ++i) arenas.push_back(make_arena(bytes, pinner));
@@ -59,9 +67,12 @@ with_headroom(std::function<store::Headroom()> headroom, unsigned threads = 6, B
     return {std::numeric_limits<Bytes>::max(), "nothing"};
 }
 
+/// What of their pieces has all its pages.
 [[nodiscard]] inline Bytes populated(const Arenas& arenas) {
     Bytes sum = 0;
-    for (const auto& arena : arenas) sum += arena->populated_bytes();
+    for (const auto& arena : arenas)
+        for (std::size_t i = 0; i < arena->piece_count(); ++i)
+            if (is_populated(arena->piece(i))) sum += arena->piece(i).size();
     return sum;
 }
 

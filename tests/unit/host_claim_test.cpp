@@ -31,21 +31,20 @@ struct Limit {
     std::string file = scratch.file("memory.max");
 };
 
-Result<store::HostClaim> claim(HostBudget& budget, Bytes bytes, const HostBudget::Pause& pause,
+Result<store::HostClaim> claim(HostBudget& budget, Bytes bytes, const std::function<Result<void>()>& look,
                                Bytes ahead = 0) {
     return budget.claim(
-        bytes, {&budget, Milliseconds(0)}, [] { return "some"; }, pause, ahead);
+        bytes, {&budget, Milliseconds(0)}, [] { return "some"; }, look, ahead);
 }
 
 /// Makes a claim that gives up as soon as it would have to wait.
 auto claim_at_once(HostBudget& budget, Bytes bytes = k_mib, Bytes ahead = 0) {
     return claim(
-        budget, bytes, [](Milliseconds) { return true; }, ahead);
+        budget, bytes, [] { return make_error(ErrorCode::cancelled, "it would wait"); }, ahead);
 }
 
-bool wait_and_go_on(Milliseconds time) {
-    std::this_thread::sleep_for(time);
-    return false;
+Result<void> go_on() {
+    return {};
 }
 
 bool can_be_locked(const std::string& file) {
@@ -106,9 +105,9 @@ TEST_CASE("Host claims: a turn that is waited for comes when it is free", "[host
         const auto first = claim_at_once(claims);
         REQUIRE(first);
         other = std::thread([&] {
-            const auto second = claim(claims, k_mib, [&](Milliseconds time) {
+            const auto second = claim(claims, k_mib, [&] {
                 waits = true;
-                return wait_and_go_on(time);
+                return go_on();
             });
             has_it = second.has_value();
         });
@@ -135,7 +134,7 @@ TEST_CASE("Host claims: turns that never come, and files without locks, are done
     }
     HostBudget claims(options);
     const auto start = Clock::now();
-    const auto first = claim(claims, k_mib, wait_and_go_on);
+    const auto first = claim(claims, k_mib, go_on);
     REQUIRE(first);
     CHECK(seconds_since(start) < 30);
     CHECK(claim_at_once(claims)); // and nobody waits a second time
@@ -149,7 +148,7 @@ TEST_CASE("Host claims: there are turns again once the one who kept it has let g
     {
         const UniqueFd holder(::open(limit.file.c_str(), O_RDONLY | O_CLOEXEC));
         REQUIRE(::flock(holder.get(), LOCK_EX | LOCK_NB) == 0);
-        REQUIRE(claim(claims, k_mib, wait_and_go_on));
+        REQUIRE(claim(claims, k_mib, go_on));
     }
     const auto first = claim_at_once(claims);
     REQUIRE(first);
@@ -186,7 +185,7 @@ TEST_CASE("Host claims: processes together keep within the headroom", "[host_cla
         if (child == 0) {
             HostBudget claims(options);
             for (;;) {
-                const auto made = claim(claims, k_piece, wait_and_go_on);
+                const auto made = claim(claims, k_piece, go_on);
                 if (!made) ::_exit(0);
                 taken += k_piece;
             }
