@@ -116,7 +116,7 @@ CUresult free_by_driver(CUdeviceptr address, const std::function<CUresult()>& fr
     // The record goes first: behind the free the address may at once be somebody else's.
     auto record = records.take(address);
     const auto status = free();
-    if (status != CUDA_SUCCESS && !record.empty()) records.put_back(std::move(record));
+    if (status != CUDA_SUCCESS) records.put_back(record);
     return status;
 }
 

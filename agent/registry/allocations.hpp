@@ -6,9 +6,11 @@
 #pragma once
 
 #include "gate/gate.hpp"
-#include "registry/handles.hpp"
 
+#include <functional>
 #include <iterator>
+#include <list>
+#include <map>
 
 namespace gpu_sleep::agent::registry {
 

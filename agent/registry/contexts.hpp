@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "driver/memory.hpp"
 #include "registry/allocations.hpp"
 
 #include <tuple>

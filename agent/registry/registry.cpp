@@ -30,7 +30,7 @@ Departed Registry::take(CUcontext context, bool is_primary) noexcept {
     objects.end_with(context);
     departed.allocations = allocations.take(dies);
     departed.record = contexts.take(context);
-    departed.residual = residual.take_if(dies);
+    departed.residual = residual.take(dies);
     return departed;
 }
 
@@ -52,7 +52,7 @@ Allocations::Taken Registry::gone(Departed departed) noexcept {
 }
 
 void Registry::put_back(Departed departed) noexcept {
-    for (auto& record : departed.residual) residual.put_back(std::move(record));
+    residual.put_back(departed.residual);
     contexts.put_back(std::move(departed.record));
     allocations.put_back(departed.allocations);
     later.add(departed.later);

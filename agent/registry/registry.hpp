@@ -7,8 +7,11 @@
 #include "driver/context.hpp"
 #include "model/unseen_libraries.hpp"
 #include "registry/contexts.hpp"
+#include "registry/handles.hpp"
 #include "registry/pools.hpp"
 #include "registry/residual.hpp"
+
+#include <unordered_map>
 
 namespace gpu_sleep::agent::registry {
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/guard.hpp"
-#include "common/lock_order.hpp"
+#include "registry/allocations.hpp"
 
 #include <cuda.h>
 
@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cstddef>
 #include <map>
-#include <unordered_map>
 #include <vector>
 
 namespace gpu_sleep::agent::registry {
@@ -58,7 +57,7 @@ struct ResidualRecord {
     CUmemoryPool pool = nullptr; ///< of which it is, and then outlives all but primary contexts
 };
 
-/// The records of all such memory. A record is lost where memory is short. Thread-safe.
+/// The records of all such memory. One is lost where there is no memory to add it. Thread-safe.
 class ResidualRecords {
 public:
     void add(CUdeviceptr address, const ResidualRecord& record) noexcept {
@@ -69,37 +68,35 @@ public:
         });
     }
     [[nodiscard]] bool has_any() const noexcept { return count_.load(std::memory_order_relaxed) != 0; }
-    using Node = std::unordered_map<CUdeviceptr, ResidualRecord>::node_type;
-    Node take(CUdeviceptr address) noexcept {
+    using Taken = std::map<CUdeviceptr, ResidualRecord>;
+    /// Takes out the record of what begins at `address`, if there is one.
+    Taken take(CUdeviceptr address) noexcept {
+        Taken taken;
         auto& shard = shard_of(address);
         const MutexLock lock(shard.mutex);
-        auto record = shard.records.extract(address);
-        count_ -= !record.empty();
-        return record;
-    }
-    void put_back(Node record) noexcept {
-        ignoring_errors([&] {
-            auto& shard = shard_of(record.key());
-            const MutexLock lock(shard.mutex);
-            count_ += shard.records.insert(std::move(record)).inserted;
-        });
+        taken.insert(shard.records.extract(address));
+        count_ -= taken.size();
+        return taken;
     }
     /// Takes out all that are wanted.
-    using Taken = std::vector<Node>;
     template <class Wanted>
-    [[nodiscard]] Taken take_if(const Wanted& wanted) noexcept {
+    [[nodiscard]] Taken take(const Wanted& wanted) noexcept {
         Taken taken;
         for (auto& shard : shards_) {
             const MutexLock lock(shard.mutex);
-            for (auto next = shard.records.begin(); next != shard.records.end();) {
-                const auto here = next++;
-                if (!wanted(here->second)) continue;
-                auto record = shard.records.extract(here);
-                --count_;
-                ignoring_errors([&] { taken.push_back(std::move(record)); });
-            }
+            auto found = move_out(shard.records, [&](const auto& each) { return wanted(each.second); });
+            count_ -= found.size();
+            taken.merge(found);
         }
         return taken;
+    }
+    void put_back(Taken& records) noexcept {
+        while (!records.empty()) {
+            auto record = records.extract(records.begin());
+            auto& shard = shard_of(record.key());
+            const MutexLock lock(shard.mutex);
+            count_ += shard.records.insert(std::move(record)).inserted;
+        }
     }
 
     /// The driver gave out a handle that is none of ours, of memory on the host or of another process, or one
@@ -168,7 +165,7 @@ private:
     /// frequent.
     struct Shard {
         mutable Mutex mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
-        std::unordered_map<CUdeviceptr, ResidualRecord> records GPU_SLEEP_GUARDED_BY(mutex);
+        Taken records GPU_SLEEP_GUARDED_BY(mutex);
     };
     Shard& shard_of(CUdeviceptr address) noexcept {
         constexpr unsigned k_granularity_bits = 9; // of what the driver gives out

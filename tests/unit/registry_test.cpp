@@ -88,7 +88,9 @@ TEST_CASE("Registry: a context goes out of all books of one root alone", "[regis
     const auto all = counts_of(other);
     CHECK(all == Counts{2, 6, 4, 2, 4, 0, 6});
     const bool is_primary = GENERATE(false, true);
+    test::t_allocations_left = 0;
     auto departed = one.take(k_context, is_primary);
+    CHECK(std::exchange(test::t_allocations_left, -1) == 0);
     CHECK(counts_of(one) == Counts{1, is_primary ? 4U : 5U, 2, 1, 3, 1, is_primary ? 3U : 4U});
     CHECK(counts_of(other) == all);
     CHECK(departed.allocations.size() == (is_primary ? 2 : 1));
