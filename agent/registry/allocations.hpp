@@ -7,6 +7,8 @@
 
 #include "gate/gate.hpp"
 
+#include <cuda.h>
+
 #include <functional>
 #include <iterator>
 #include <list>
