@@ -55,6 +55,7 @@ struct KeptRange {
     std::vector<Span> spans;   ///< of the range: sorted and disjoint
     std::vector<Block> blocks; ///< of the first span first; the last of each span may be shorter
     Bytes stored = 0;          ///< of the program's bytes, those of blocks that have a place
+    Bytes in_host = 0;         ///< what the places take of the host cache, once it is kept
     /// Its memory is awake: what is stored is a copy that the next sleep may use, and may be given back at
     /// any time.
     bool is_retained = false;

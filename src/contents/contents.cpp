@@ -189,6 +189,7 @@ Result<bool> Contents::keep_files(const std::vector<Number>& ranges) {
 }
 
 void Contents::admit(std::map<Number, KeptRange>& ranges, Batches& batches) noexcept {
+    for (auto& [number, range] : ranges) range.in_host = bytes_in_host(range);
     ranges_.merge(ranges);
     batches_.splice(batches_.end(), batches);
 }
@@ -198,6 +199,7 @@ void Contents::relocate(std::map<Number, KeptRange>& ranges, Batches& batches) n
     for (auto& [number, range] : ranges) {
         auto& kept = ranges_.at(number);
         std::swap(kept, range);
+        kept.in_host = bytes_in_host(kept);
         forget_blocks(range, &kept, Files::as_asked);
     }
 }
@@ -209,7 +211,7 @@ void Contents::forget(Number range, Files files) noexcept {
 
 Bytes Contents::in_host(bool are_retained) const noexcept {
     return sum_of(ranges_, [=](const auto& each) {
-        return each.second.is_retained == are_retained ? bytes_in_host(each.second) : 0;
+        return each.second.is_retained == are_retained ? each.second.in_host : 0;
     });
 }
 
@@ -266,9 +268,9 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
     const auto found = ranges_.find(range);
     if (found == ranges_.end()) return false;
     auto& kept = found->second;
-    const auto bytes = bytes_in_host(kept);
-    const bool has_room = bytes <= room;
-    if (has_room) room -= bytes;
+    const bool has_room = kept.in_host <= room;
+    if (!has_room) kept.in_host = 0;
+    room -= kept.in_host;
     kept.is_retained = true;
     bool is_wasted = false;
     const Batch* asked = nullptr; // neighbours lie in one, as a rule
@@ -334,7 +336,7 @@ Bytes Contents::trim_retained(Bytes most) noexcept {
     auto left = retained(); // with what is wasted, which goes with what it lies beside
     for (auto next = ranges_.begin(); next != ranges_.end() && left > most;) {
         const auto& [number, range] = *next++;
-        const auto bytes = range.is_retained ? bytes_in_host(range) : 0;
+        const auto bytes = range.is_retained ? range.in_host : 0;
         if (bytes == 0) continue;
         left -= bytes;
         given_up += bytes;
