@@ -37,8 +37,10 @@ void unmap_import(ProgramMemory& memory, CUdeviceptr address) {
         const auto backing = locked.remove_mapping(begin);
         const driver::AddressSpan span{begin, backing.bytes};
         if (backing.is_asleep()) gate::Gate::instance().forget({span.address, span.end()});
-        auto done = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
-        if (done && backing.handle != 0) done = driver::release(memory.api(), backing.handle);
+        const auto done = guarded([&] {
+            auto unmapped = backing.mapped ? driver::unmap(memory.api(), span) : Result<void>();
+            return unmapped && backing.handle != 0 ? driver::release(memory.api(), backing.handle) : unmapped;
+        });
         if (!done) log::warning("shared memory stays mapped: {}", done.error().message);
     });
 }

@@ -64,14 +64,13 @@ CUresult free_due(ProgramMemory& memory, Due& due, PendingWork::Way way = Pendin
 /// that. No answer where there is none of ours, or it is a mapping of the program's own.
 template <class Free>
 Answer free_known(CUdeviceptr address, const Free& free) {
+    auto& imports = books().imports;
+    if (imports.has_had_any_of_pools && imports.close_once(address, true).value_or(0) != 0)
+        return CUDA_SUCCESS;
     // The record goes first: behind the free the address may at once be somebody else's.
     Due due{books().allocations.take(address, false)};
     if (due.allocations.empty()) return std::nullopt;
     const auto& known = due.allocations.begin()->second;
-    if (known.is_import && books().imports.close_once(address, true).value_or(0) != 0) {
-        books().allocations.put_back(due.allocations);
-        return CUDA_SUCCESS;
-    }
     if (auto* const with = memory()) return free(*with, due, known);
     due.allocations.clear(); // the process is ending: the driver takes everything back
     return CUDA_SUCCESS;

@@ -382,6 +382,17 @@ void unmap_loose_imports(ProgramMemory& memory, LockedMemory& locked) noexcept {
         unmap_from_own_place(memory, locked, all, at++->second); // which may be its end
 }
 
+void adopt_mapping(LockedMemory& locked, CUdeviceptr address) noexcept {
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    const auto mapping = all.mappings.find(address);
+    if (mapping == all.mappings.end()) return;
+    auto& handle = *mapping->second.handle;
+    handle.import.reset();
+    handle.properties.location.id = locked.ledger().find(address)->device;
+    static_cast<void>(books().imports.take(address));
+}
+
 bool has_mappings_in(CUdeviceptr address, std::size_t bytes) noexcept {
     if (!memory()) return false; // the process is ending: the driver alone knows what is mapped
     auto& all = books().handles;

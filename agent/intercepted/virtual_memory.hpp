@@ -76,5 +76,7 @@ void share_handle(LockedMemory& memory, const Handle& handle);
 void map_loose_imports(ProgramMemory& memory);
 /// Unmaps it again, unless it sleeps.
 void unmap_loose_imports(ProgramMemory& memory, LockedMemory& locked) noexcept;
+/// What sleeps there is the program's own from now on, and no import, if a handle of the program has it.
+void adopt_mapping(LockedMemory& locked, CUdeviceptr address) noexcept;
 
 } // namespace gpu_sleep::agent::intercepted

@@ -113,7 +113,9 @@ public:
                                 request_.tags.end());
                 };
                 if (request_.joint) sharing::settle_shared(memory, locked, request_.party, wakes);
-                return sharing::fetch_imports(memory.api(), imports, request_, deadline, [this] {
+                // Its owner may copy for as long as this process may, and the command gives up for all.
+                const auto until = request_.joint ? control.deadline : deadline;
+                return sharing::fetch_imports(memory.api(), imports, request_, until, [this] {
                     return progress({Progress::Phase::waiting, 0, 0});
                 });
             };

@@ -47,7 +47,8 @@ model::State LockedMemory::state(const std::vector<std::string>& tags) const {
 
 void LockedMemory::make_stay(driver::DeviceAddress address, const char* reason, bool is_in_common) noexcept {
     auto& backing = *ledger_.find(address);
-    if (!backing.stay_reason || (backing.stays_in_common && !is_in_common)) backing.stay_reason = reason;
+    const bool stays_for_others = backing.stays_in_common || backing.imported;
+    if (!backing.stay_reason || (stays_for_others && !is_in_common)) backing.stay_reason = reason;
     backing.stays_in_common = is_in_common && backing.stay_reason == reason;
     // No later sleep will ask for what is retained of it.
     if (!backing.is_asleep()) contents().forget(std::exchange(backing.kept, {}).range);

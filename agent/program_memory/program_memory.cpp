@@ -122,6 +122,7 @@ Result<void> ProgramMemory::free(driver::DeviceAddress address) {
     auto freed = storage_->heap.free(address);
     if (!freed) return std::move(freed).error();
     sharing.end();
+    note_end_of_sharing(address); // where others lie in the same block
     if (is_host_backed) static_cast<void>(storage_->engine.count_host_backed());
     storage_->engine.contents().forget(freed->kept);
     if (span.end != 0 && !locked_.ledger().find(address)) gate::Gate::instance().forget(span);
@@ -311,6 +312,10 @@ void ProgramMemory::unshare(driver::DeviceAddress address) noexcept {
     if (!shared_.has_any_in(address, address + 1)) return;
     const MutexLock lock(mutex_);
     shared_.withdraw(address).end();
+    note_end_of_sharing(address);
+}
+
+void ProgramMemory::note_end_of_sharing(driver::DeviceAddress address) noexcept {
     auto* const backing = locked_.ledger().find(address);
     if (!backing || !backing->stays_in_common || shared_.has_any_in(backing->address, backing->end())) return;
     backing->stay_reason = nullptr;

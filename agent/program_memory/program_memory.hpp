@@ -364,8 +364,7 @@ public:
     /// Lets other processes ask for the range of `address`, where allocation `id` begins: it stays on the GPU
     /// from now on, for `reason`. Errors: not_owned; refused (it sleeps); those of driver::export_memory().
     [[nodiscard]] Result<void> share(driver::DeviceAddress address, std::uint64_t id, const char* reason);
-    /// The allocation at `address` was freed, and its range lives on: nobody gets it any more. A range of
-    /// which nothing is shared sleeps as any other.
+    /// The allocation at `address` was freed, and its range lives on: nobody gets it any more.
     void unshare(driver::DeviceAddress address) noexcept;
     /// The ranges that are shared; does not wait for the mutex.
     [[nodiscard]] SharedRanges& shared_ranges() noexcept { return shared_; }
@@ -378,6 +377,9 @@ public:
     auto try_with_lock(Use&& use) -> std::optional<std::invoke_result_t<Use, LockedMemory&>>;
 
 private:
+    /// A block of which nothing is shared any more sleeps as any other.
+    void note_end_of_sharing(driver::DeviceAddress address) noexcept GPU_SLEEP_REQUIRES(mutex_);
+
     /// The members that exist once CUDA is in use.
     struct Running {
         Running(const driver::Api& found, ledger::Ledger& ledger, const sleep::Transactions::Options& options,

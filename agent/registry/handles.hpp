@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <list>
 #include <memory>
@@ -164,10 +165,12 @@ struct Imports {
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
     std::list<PassingImport> passing GPU_SLEEP_GUARDED_BY(mutex);
+    std::atomic<bool> has_had_any_of_pools{false}; ///< so that each free of other programs need not look
 
     // None of these takes memory.
 
     void add(std::list<Import> made) noexcept {
+        if (made.front().pool) has_had_any_of_pools = true;
         const MutexLock lock(mutex);
         all.splice(all.end(), made);
     }

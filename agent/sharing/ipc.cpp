@@ -347,7 +347,12 @@ Answer import_pointer(CUdeviceptr* address, CUmemoryPool handle,
         made.pool = handle;
         if (memory.api().cuCtxGetCurrent(&made.context) == CUDA_SUCCESS)
             made.context = books().contexts.owner_of_memory_in(made.context);
-        return open_memory(memory, *address, ticket, target);
+        const auto opened = open_memory(memory, *address, ticket, target);
+        auto& all = books().pools;
+        const MutexLock lock(all.mutex);
+        if (opened == CUDA_SUCCESS && target.pool->access != made.access) // which was granted meanwhile
+            let_reach_imports(memory, *target.pool);
+        return opened;
     });
 }
 

@@ -81,6 +81,11 @@ void for_each_import(LockedMemory& locked, const Use& use) {
     for (auto& import : imports.all) use(import, *locked.ledger().find(import.at));
 }
 
+/// For its owner, which asks.
+void note_whether_it_stays(Import& import, const ledger::Backing& backing) noexcept {
+    import.stays = backing.stay_reason && backing.stay_reason != k_of_another_process;
+}
+
 /// Who has it, and does not go along; the pid is 0 if that cannot be told. Who does not answer is not asked
 /// again.
 std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked,
@@ -197,7 +202,7 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
             continue;
         }
         if (!said) return std::move(said).error();
-        bool is_ready = false;
+        bool is_ready = true; // or closed meanwhile
         memory.with_lock([&](LockedMemory& locked) {
             for_each_import(locked, [&](Import& import, ledger::Backing& backing) {
                 if (backing.address != each.place) return;
@@ -225,11 +230,31 @@ std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory) {
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
     for (const auto& import : imports.all) found.push_back(import.from);
+    std::ranges::sort(found);
+    found.erase(std::ranges::unique(found).begin(), found.end());
     return found;
 }
 
 Error no_such_memory() {
     return make_error(ErrorCode::not_owned, "there is no such shared memory");
+}
+
+/// The handle that is asked for, if the ledger does not have its memory any more: that stays, and who had it
+/// gets it again.
+const Handle* find_what_stays(Handles& all, const model::SharedMemoryRequest& request)
+    GPU_SLEEP_REQUIRES(all.mutex) {
+    const auto* const handle = request.address == request.allocation ? all.find(request.address) : nullptr;
+    return handle && handle->is_exported && handle->real != 0 ? handle : nullptr;
+}
+
+/// Errors: not_owned; those of driver::export_memory().
+Result<server::SharedMemory> open_what_stays(const driver::Api& api,
+                                             const model::SharedMemoryRequest& request) {
+    auto& all = books().handles;
+    const MutexLock lock(all.mutex);
+    const auto* const handle = find_what_stays(all, request);
+    if (!handle) return no_such_memory();
+    return server::SharedMemory{{handle->bytes, 0}, GPU_SLEEP_TRY(driver::export_memory(api, handle->real))};
 }
 
 /// Whether what this process has opened of that memory sleeps when its owner does, which asks. Errors:
@@ -275,8 +300,12 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     if (request.question == Question::is_there) {
         const auto all = ranges.all();
         const auto found = all.find(request.address);
-        if (found == all.end() || found->second.allocation != request.allocation) return no_such_memory();
-        return server::SharedMemory();
+        const bool is_shared = found != all.end() && found->second.allocation == request.allocation;
+        auto& handles = books().handles;
+        const MutexLock lock(handles.mutex);
+        return is_shared || find_what_stays(handles, request)
+                   ? server::SharedMemory()
+                   : Result<server::SharedMemory>(no_such_memory());
     }
     if (request.question == Question::goes_down)
         return server::SharedMemory{{}, GPU_SLEEP_TRY(ranges.goes_down(request))};
@@ -288,8 +317,11 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     };
     std::optional<ProcessIdentity> who; // nobody: it is in another pid namespace
     if (asker != 0) who = ProcessIdentity{asker, GPU_SLEEP_TRY(start_time_of(asker))};
-    auto opened = GPU_SLEEP_TRY(ranges.open(with->api(), request, who, is_allocated));
-    return server::SharedMemory{{opened.range.bytes, opened.range.offset}, std::move(opened.memory)};
+    auto opened = ranges.open(with->api(), request, who, is_allocated);
+    if (opened)
+        return server::SharedMemory{{opened->range.bytes, opened->range.offset}, std::move(opened->memory)};
+    return opened.error().code == ErrorCode::not_owned ? open_what_stays(with->api(), request)
+                                                       : std::move(opened).error();
 }
 
 void expect_shared_to_go(ProgramMemory& memory, LockedMemory& locked) {
@@ -305,6 +337,7 @@ void expect_shared_to_go(ProgramMemory& memory, LockedMemory& locked) {
 
 void prepare_imports(ProgramMemory& memory) noexcept {
     ignoring_errors([&] { map_loose_imports(memory); });
+    memory.with_lock([](LockedMemory& locked) { for_each_import(locked, note_whether_it_stays); });
     ignoring_errors(leave_tickets_of_imports);
 }
 
@@ -371,7 +404,7 @@ void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t wa
         import.is_asleep = backing.is_asleep();
         if (backing.imported && !import.is_asleep && !backing.stay_reason)
             backing.stay_reason = k_of_another_process;
-        import.stays = backing.stay_reason && backing.stay_reason != k_of_another_process;
+        note_whether_it_stays(import, backing);
     });
     if (waking == 0) unmap_loose_imports(memory, locked);
     put_descriptors_back(locked);
@@ -379,23 +412,29 @@ void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t wa
 
 std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
     std::vector<std::string> notes;
-    for (auto& each : memory.with_lock([](auto& locked) { return openings(locked, true); })) {
-        each.asked.question = model::SharingQuestion::is_there;
-        const auto said = server::ask_for_memory(each.from, each.asked, Clock::now() + k_patience);
+    for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, true); })) {
+        auto asked = each.asked;
+        asked.question = model::SharingQuestion::is_there;
+        const auto said = server::ask_for_memory(each.from, asked, Clock::now() + k_patience);
         if (said || (said.error().code != ErrorCode::not_owned && !has_ended(each.from))) continue;
+        bool are_lost = false;
         memory.with_lock([&](LockedMemory& locked) {
+            bool is_own = false;
             for_each_import(locked, [&](const Import& import, ledger::Backing& backing) {
                 if (backing.address != each.place || !backing.is_asleep()) return;
+                is_own = true;
                 backing.imported = false;
-                if (epoch_of(import.epochs.get()) == import.epoch) return;
-                notes.push_back(
-                    fmt::format("{} are zero: process {}, which shared them, woke without this one "
-                                "and gave them up",
-                                format_bytes(backing.bytes), import.from.pid));
+                are_lost = epoch_of(import.epochs.get()) != import.epoch;
+                if (!are_lost) return;
                 locked.contents().forget(std::exchange(backing.kept, {}).range);
                 ledger::Ledger::move(backing, model::Residence::dropped);
             });
+            if (is_own) adopt_mapping(locked, each.place);
         });
+        if (are_lost)
+            notes.push_back(fmt::format("{} are zero: process {}, which shared them, woke without this one "
+                                        "and gave them up",
+                                        format_bytes(each.bytes), each.from.pid));
     }
     return notes;
 }

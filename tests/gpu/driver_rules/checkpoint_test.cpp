@@ -231,7 +231,8 @@ TEST_CASE("Driver: a failed assertion is an illegal instruction after a restore"
     CHECK(said == (is_restored ? 'i' : 'a'));
 }
 
-TEST_CASE("Driver: a running kernel of a restored process is not interrupted for other processes", "[driver_rules]") {
+TEST_CASE("Driver: a running kernel of a restored process is not interrupted for other processes",
+          "[driver_rules]") {
     if (::dlsym(RTLD_DEFAULT, "sim_live_objects"))
         return gpu_sleep::test::skip("the simulated driver's processes do not take turns on a device");
     const bool is_restored = GENERATE(false, true);

@@ -41,7 +41,8 @@ __device__ void meet(Signals* own, Signals* others) {
         __threadfence_system();
         const Word turn = ++own->passed[blockIdx.x];
         *static_cast<volatile Word*>(&others->arrived[blockIdx.x]) = turn;
-        while (static_cast<int>(*static_cast<volatile Word*>(&own->arrived[blockIdx.x]) - turn) < 0) {}
+        while (static_cast<int>(*static_cast<volatile Word*>(&own->arrived[blockIdx.x]) - turn) < 0) {
+        }
         __threadfence_system();
     }
     __syncthreads();

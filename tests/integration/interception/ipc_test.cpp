@@ -50,6 +50,7 @@ TEST_CASE("IPC: another process opens intercepted memory, which stays as the res
     taker.tell("free " + opened.number);
     CHECK(taker.report("residual/0/kind") == "none");
     giver.tell("free " + given.number);
+    CHECK(giver.report("residual/0/kind") == "none"); // though its range may live on
     giver.cycle();
 }
 

@@ -218,6 +218,23 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
                        taker.tell(fmt::format("map_import {} {}", handle, k_piece_bytes)).substr(0, 1));
         sleep(true, {"--deep"});
     }
+    SECTION("its owner ends, and who has imported it has not mapped it yet") {
+        giver.tell("close_descriptor " + number);
+        const auto handle = import(taker, exported.get(), "later");
+        exported.reset();
+        const auto command = [&](const char* name, Arguments options) {
+            CHECK(succeeded(run(family.launch(name, std::move(options)))));
+        };
+        command("gpu-sleep", {DeepFamily::root(), "--tree"});
+        giver.kill();
+        command("gpu-wake", {std::to_string(taker.pid())});
+        const auto mapped = taker.tell(fmt::format("map_import {} {}", handle, k_piece_bytes)).substr(0, 1);
+        CHECK(taker.tell("hash " + mapped) == given.hash);
+        command("gpu-sleep", {std::to_string(taker.pid()), "--deep"}); // it is its own
+        command("gpu-wake", {std::to_string(taker.pid())});
+        CHECK(taker.tell("hash " + mapped) == given.hash);
+        CHECK(taker.report("residual/0/kind") == "none");
+    }
     SECTION("its own process imports it") {
         static_cast<void>(import(taker, exported.get()));
         check_imported(giver, import(giver, exported.get()));
@@ -311,6 +328,17 @@ TEST_CASE("Sharing: who has opened it wakes with its owner, or says so", "[shari
     check_intact(pair.taker, pair.back);
 }
 
+TEST_CASE("Sharing: it is one memory also where its owner lets it sleep no more", "[sharing]") {
+    Pair pair("shared");
+    pair.giver.tell("free " + pair.opened_back.number);
+    pair.fall_asleep();
+    CHECK(succeeded(pair.command(pair.giver, "gpu-wake")));
+    pair.giver.tell("multicast " + pair.given.number);
+    CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
+    pair.given.hash = pair.taker.tell("launch " + pair.opened.number + " 3");
+    check_intact(pair.giver, pair.given);
+}
+
 TEST_CASE("Sharing: a wake by tags leaves asleep what is shared under others", "[sharing]") {
     Pair pair(GENERATE("plain", "shared"), k_piece_bytes, {"GPU_SLEEP_RULES=min=12MiB,tag=large"});
     const auto large = make_piece(pair.giver, "plain", 3 * k_piece_bytes);
@@ -350,11 +378,16 @@ TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
 
 TEST_CASE("Sharing: what another device has as well stays, whoever else goes to sleep", "[sharing]") {
     Pair pair;
-    pair.giver.tell("synchronous " + pair.given.number); // as before it is given to a network card
+    const bool is_owner = GENERATE(true, false);
+    auto& host = is_owner ? pair.giver : pair.taker;
+    auto& other = is_owner ? pair.taker : pair.giver;
+    host.tell("synchronous " +
+              (is_owner ? pair.given : pair.opened).number); // as before a network card has it
     CHECK(pair.command("gpu-sleep", {"--deep"}).status == 1);
     CHECK(succeeded(pair.command("gpu-sleep")));
-    CHECK(pair.giver.report("residual/0/reason") == "registered with another device");
-    CHECK(pair.taker.report("residual/0/kind") == "ipc");
+    CHECK_THAT(host.report("residual/0/reason residual/1/reason"),
+               mentions("registered with another device"));
+    CHECK(other.report("residual/0/kind") == "ipc");
     CHECK(succeeded(pair.command("gpu-wake")));
     pair.check();
 }
