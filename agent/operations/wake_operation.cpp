@@ -108,9 +108,7 @@ public:
                 // Each has what is its own by now, and may wait for what the others have.
                 const auto wakes = [&](ledger::TagId tag) {
                     return !spoiled.contains(tag) &&
-                           (request_.tags.empty() ||
-                            std::ranges::find(request_.tags, locked.ledger().tag(tag).name) !=
-                                request_.tags.end());
+                           model::means_tag(request_.tags, locked.ledger().tag(tag).name);
                 };
                 if (request_.joint) sharing::settle_shared(memory, locked, request_.party, wakes);
                 // Its owner may copy for as long as this process may, and the command gives up for all.

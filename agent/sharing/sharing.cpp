@@ -147,9 +147,7 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
             const bool is_awake =
                 backing && !backing->is_asleep() && (backing->stays_in_common || !backing->stay_reason);
             if (!is_awake || staying.contains(range_of(address, range))) continue;
-            if (!request.tags.empty() &&
-                std::ranges::find(request.tags, locked.ledger().tag(backing->tag).name) == request.tags.end())
-                continue;
+            if (!model::means_tag(request.tags, locked.ledger().tag(backing->tag).name)) continue;
             backing->stay_reason = nullptr;
             going.insert(address);
         }

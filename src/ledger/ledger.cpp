@@ -149,9 +149,7 @@ Bytes Ledger::in_place() const noexcept {
 
 void Ledger::note_own_sleep(const std::vector<std::string>& tags) noexcept {
     for (auto& [address, backing] : backings_)
-        backing.slept_by_program |=
-            backing.is_asleep() &&
-            (tags.empty() || std::find(tags.begin(), tags.end(), tag(backing.tag).name) != tags.end());
+        backing.slept_by_program |= backing.is_asleep() && model::means_tag(tags, tag(backing.tag).name);
 }
 
 void Ledger::preserve(Backing& backing, Span span) {

@@ -9,6 +9,7 @@
 #include "base/units.hpp"
 #include "model/terms.hpp"
 
+#include <algorithm>
 #include <map>
 #include <type_traits>
 
@@ -40,6 +41,11 @@ struct Placement {
 
 /// Whether it keeps anything in files, but for what spills.
 [[nodiscard]] bool uses_files(const Placement& placement) noexcept;
+
+/// Whether a request for `tags` means this one: without any it means every tag.
+[[nodiscard]] inline bool means_tag(const std::vector<std::string>& tags, std::string_view tag) {
+    return tags.empty() || std::find(tags.begin(), tags.end(), tag) != tags.end();
+}
 
 /// The tags that sleep, and what becomes of their contents. A pause has no choice.
 struct Choice : Placement {

@@ -49,8 +49,7 @@ Result<std::vector<LivePart>> plan_live(const ledger::Ledger& ledger, Direction 
     std::vector<LivePart> parts;
     Bytes moved = 0;
     for (const auto& [address, backing] : ledger.backings()) {
-        const bool is_asked_for =
-            tags.empty() || std::ranges::find(tags, ledger.tag(backing.tag).name) != tags.end();
+        const bool is_asked_for = model::means_tag(tags, ledger.tag(backing.tag).name);
         if (!is_asked_for || backing.is_asleep() || backing.stay_reason) continue;
         if (backing.host_backed == (direction == Direction::to_device))
             parts.push_back({backing.number, {address, backing.bytes}, backing.device});

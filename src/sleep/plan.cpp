@@ -175,8 +175,7 @@ Result<SleepPlan> plan_sleep(ledger::Ledger& ledger, const model::SleepRequest& 
         if (backing.stay_reason) continue;
         const auto& tag = ledger.tag(backing.tag);
         const bool is_in_place = backing.holds_contents;
-        const bool is_asked_for =
-            request.tags.empty() || backing.imported || contains(request.tags, tag.name);
+        const bool is_asked_for = backing.imported || model::means_tag(request.tags, tag.name);
         // A deep sleep takes it all out: the driver may not bring such memory back.
         if (!is_asked_for && !(request.deep && is_in_place)) continue;
         // Of what is imported the owner decides, which may end before this process wakes.
@@ -268,7 +267,7 @@ Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& req
     std::vector<Backing*> asleep;
     for (auto& [address, backing] : ledger.backings()) {
         const auto& tag = ledger.tag(backing.tag);
-        if (!request.tags.empty() && !backing.imported && !contains(request.tags, tag.name)) continue;
+        if (!backing.imported && !model::means_tag(request.tags, tag.name)) continue;
         const auto action = wake_action_for(backing.residence(), is_mendable(backing, is_elsewhere));
         if (action == WakeAction::restore) asleep.push_back(&backing);
         if (action == WakeAction::refuse)

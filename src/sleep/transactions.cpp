@@ -18,10 +18,6 @@ using ledger::Backing;
 
 namespace {
 
-bool is_asked_for(const model::Choice& request, const std::string& tag) {
-    return request.tags.empty() || std::ranges::find(request.tags, tag) != request.tags.end();
-}
-
 void describe_plan(const SleepPlan& plan, model::Report& report) {
     for (const auto& [ordinal, part] : plan.devices) {
         auto& device = device_in(report, ordinal);
@@ -175,7 +171,7 @@ void Transactions::adjust_asleep(const model::SleepRequest& request, model::Repo
     std::vector<contents::Number> asleep;
     for (const auto& [address, backing] : ledger_.backings()) {
         const auto& tag = ledger_.tag(backing.tag).name;
-        if (!backing.is_asleep() || backing.kept.range == 0 || !is_asked_for(request, tag)) continue;
+        if (!backing.is_asleep() || backing.kept.range == 0 || !model::means_tag(request.tags, tag)) continue;
         asleep.push_back(backing.kept.range);
         const auto asked = store_asked_for(request, tag);
         const bool is_damaged = backing.residence() == model::Residence::damaged;
