@@ -9,8 +9,8 @@
 #include "intercepted/objects.hpp"
 #include "intercepted/pending_work.hpp"
 #include "operations/joint.hpp"
-#include "operations/unseen.hpp"
 #include "registry/registry.hpp"
+#include "unseen/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -135,9 +135,8 @@ std::string DeepSleep::why_not(const Uses& uses) const {
 }
 
 Result<DeepSleep::Uses> DeepSleep::uses() const {
-    auto unseen = GPU_SLEEP_TRY(find_unseen_uses());
     Uses uses;
-    uses.unseen = std::move(unseen);
+    uses.unseen = GPU_SLEEP_TRY(unseen::find_uses());
     memory_.with_lock([&](const LockedMemory& locked) {
         for (const auto& row : intercepted::residual(locked)) uses.memory.emplace(row.kind, row.reason);
     });

@@ -7,8 +7,8 @@
 #include "common/interception.hpp"
 #include "gate/gate.hpp"
 #include "intercepted/pending_work.hpp"
-#include "operations/unseen.hpp"
 #include "registry/registry.hpp"
+#include "unseen/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
 namespace {
@@ -22,7 +22,7 @@ bool is_shut() noexcept {
 }
 
 bool sees_all() {
-    const auto uses = find_unseen_uses();
+    const auto uses = unseen::find_uses();
     return uses && uses->empty();
 }
 

@@ -5,11 +5,11 @@
 #include "base/log.hpp"
 #include "common/interception.hpp"
 #include "operations/quiesce.hpp"
-#include "operations/unseen.hpp"
 #include "registry/registry.hpp"
 #include "sleep/live_move.hpp"
 #include "sleep/live_plan.hpp"
 #include "sleep/per_device.hpp"
+#include "unseen/unseen.hpp"
 
 #include <fmt/format.h>
 
@@ -254,10 +254,10 @@ private:
     Result<void> stop_work(const server::ProgressSink& progress, Clock::time_point deadline) {
         if (!memory_.with_lock([](const LockedMemory& locked) { return pause_would_hold_work(locked); }))
             return {};
-        if (auto seen = check_all_is_seen(); !seen && !is_forced_) return seen;
+        if (auto seen = unseen::check_all(); !seen && !is_forced_) return seen;
         Quiesce quiesce(its_.ground, nullptr, progress, alone_, deadline);
         GPU_SLEEP_TRY(quiesce.shut_gate(false));
-        if (auto seen = check_calls_are_seen(); !seen && !is_forced_) return seen;
+        if (auto seen = unseen::check_calls(); !seen && !is_forced_) return seen;
         return quiesce.drain();
     }
 

@@ -6,8 +6,8 @@
 
 #include "common/interception.hpp"
 #include "intercepted/memory.hpp"
-#include "operations/unseen.hpp"
 #include "sharing/sharing.hpp"
+#include "unseen/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -41,8 +41,8 @@ Report ProcessStatus::report() {
     bool is_unseen = false;
     std::string why_not_deep;
     if (intercepts())
-        if (const auto uses = find_unseen_uses(); uses && !uses->empty()) {
-            notes.push_back(words_for(*uses));
+        if (const auto uses = unseen::find_uses(); uses && !uses->empty()) {
+            notes.push_back(unseen::words_for(*uses));
             is_unseen = true;
             why_not_deep = model::why_not_restored(*uses);
         }

@@ -8,8 +8,8 @@
 #include "operations/idleness.hpp"
 #include "operations/quiesce.hpp"
 #include "operations/steps.hpp"
-#include "operations/unseen.hpp"
 #include "sharing/sharing.hpp"
+#include "unseen/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
 
@@ -169,7 +169,7 @@ public:
         memory.shared_ranges().take_part(may_agree() ? request_.party : 0);
         if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate(sleeps_ && !pauses())));
         // One may have been called for the first time just before.
-        return sleeps_ && !request_.force ? check_calls_are_seen() : Result<void>();
+        return sleeps_ && !request_.force ? unseen::check_calls() : Result<void>();
     }
     void settle_gate() noexcept {
         its_.come_first_at_exit(); // what could not be mapped again sleeps
@@ -371,7 +371,7 @@ private:
     Result<void> check_unseen() {
         if (!intercepts())
             return pauses() ? make_error(ErrorCode::driver_failed, "{}", k_not_intercepted) : Result<void>();
-        auto seen = check_all_is_seen();
+        auto seen = unseen::check_all();
         if (seen) return {};
         if (!request_.force) return refused(std::move(seen).error(), "; refused without --force");
         note("{}; its work is not held back", seen.error().message);

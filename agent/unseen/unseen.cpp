@@ -2,7 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Reading this process's mappings, where its libraries' calls lead, and which calls were noted.
 
-#include "operations/unseen.hpp"
+#include "unseen/unseen.hpp"
 
 #include "base/fd.hpp"
 #include "base/files.hpp"
@@ -14,7 +14,7 @@
 
 extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[]; // from the linker: of the agent
 
-namespace gpu_sleep::agent::operations {
+namespace gpu_sleep::agent::unseen {
 namespace {
 
 using FileMapping = model::Mapping;
@@ -137,7 +137,7 @@ std::vector<model::UnseenUse> find_bypassing(const std::vector<FileMapping>& all
 
 } // namespace
 
-Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
+Result<std::vector<model::UnseenUse>> find_uses(Look look) {
     constexpr auto k_file = "/proc/self/maps";
     const auto mappings = read_small_file(k_file);
     if (!mappings) return errno_error(ErrorCode::io_failed, errno, "open or read", k_file);
@@ -148,27 +148,27 @@ Result<std::vector<model::UnseenUse>> find_unseen_uses(Look look) {
     const MutexLock lock(unseen.mutex);
     if (look == Look::calls) unseen.bypassing = std::move(found);
     uses.insert(uses.end(), unseen.bypassing.begin(), unseen.bypassing.end());
-    for (auto& call : find_unseen_calls()) uses.push_back(std::move(call));
+    for (auto& call : find_calls()) uses.push_back(std::move(call));
     return uses;
 }
 
-std::vector<model::UnseenUse> find_unseen_calls() {
+std::vector<model::UnseenUse> find_calls() {
     std::vector<model::UnseenUse> uses;
     for (const char* name : registry::books().unseen.calls)
         if (name) uses.push_back({"calls to the driver that this version does not know", name});
     return uses;
 }
 
-Result<void> check_all_is_seen() {
-    const auto uses = find_unseen_uses(Look::calls);
+Result<void> check_all() {
+    const auto uses = find_uses(Look::calls);
     if (!uses)
         return make_error(uses.error().code, "it is not known which libraries are loaded: {}",
                           uses.error().message);
     return uses->empty() ? Result<void>() : make_error(ErrorCode::unseen_library, "{}", words_for(*uses));
 }
 
-Result<void> check_calls_are_seen() {
-    const auto calls = find_unseen_calls();
+Result<void> check_calls() {
+    const auto calls = find_calls();
     return calls.empty() ? Result<void>() : make_error(ErrorCode::unseen_library, "{}", words_for(calls));
 }
 
@@ -176,4 +176,4 @@ std::string words_for(const std::vector<model::UnseenUse>& uses) {
     return "GPU use that the agent cannot see: " + model::list_of(uses);
 }
 
-} // namespace gpu_sleep::agent::operations
+} // namespace gpu_sleep::agent::unseen
