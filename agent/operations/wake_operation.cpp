@@ -100,6 +100,7 @@ public:
         };
         memory.shared_ranges().take_part(request_.party);
         const bool has_changed = std::exchange(report.changed, false);
+        std::vector<UniqueFd> descriptors; // of shared memory, until all is mapped
         woken_ = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             const auto in_place = locked.ledger().in_place();
             const sleep::Fetch fetch = [&](std::span<ledger::Backing* const> imports,
@@ -113,7 +114,7 @@ public:
                 if (request_.joint) sharing::settle_shared(memory, locked, request_.party, wakes);
                 // Its owner may copy for as long as this process may, and the command gives up for all.
                 const auto until = request_.joint ? control.deadline : deadline;
-                return sharing::fetch_imports(memory.api(), imports, request_, until, [this] {
+                return sharing::fetch_imports(memory.api(), imports, descriptors, request_, until, [this] {
                     return progress({Progress::Phase::waiting, 0, 0});
                 });
             };

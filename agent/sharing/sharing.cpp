@@ -229,7 +229,7 @@ std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory) {
     const MutexLock lock(imports.mutex);
     for (const auto& import : imports.all) found.push_back(import.from);
     std::ranges::sort(found);
-    found.erase(std::ranges::unique(found).begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end()); // clang 14 has no std::ranges::unique
     return found;
 }
 
@@ -438,9 +438,10 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
 }
 
 Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
-                           const model::WakeRequest& request, Clock::time_point deadline,
-                           const std::function<bool()>& keep_going) {
+                           std::vector<UniqueFd>& descriptors, const model::WakeRequest& request,
+                           Clock::time_point deadline, const std::function<bool()>& keep_going) {
     server::Agents agents;
+    descriptors.reserve(descriptors.size() + wanted.size());
     const log::Step step("open shared memory again");
     for (auto* const backing : wanted) {
         std::optional<Opening> of; // closed meanwhile: it stays asleep
@@ -461,6 +462,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
             auto shared = agents.ask(of->from, of->asked, Clock::now() + k_patience);
             if (shared) {
                 backing->handle = GPU_SLEEP_TRY(import_memory(api, shared->memory)).release();
+                descriptors.push_back(std::move(shared->memory));
                 break;
             }
             if (shared.error().code == ErrorCode::unknown_tag) break;

@@ -77,10 +77,12 @@ void settle_shared(
 /// What sleeps here and has no owner any more becomes this process's own. Returns what of it is lost.
 [[nodiscard]] std::vector<std::string> adopt_orphans(ProgramMemory& memory);
 /// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles, but for those that
-/// were closed meanwhile, or were not asked for and sleep at their owner. `keep_going` is asked while it
-/// waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
+/// were closed meanwhile, or were not asked for and sleep at their owner. Adds their descriptors, of which
+/// the driver closes each in 1 ms before the memory is mapped, and all in 1 ms afterwards. `keep_going` is
+/// asked while it waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
+                                         std::vector<UniqueFd>& descriptors,
                                          const model::WakeRequest& request, Clock::time_point deadline,
                                          const std::function<bool()>& keep_going);
 /// The command is gone, or has withdrawn, when all was ready: whether it has told any of those that share

@@ -32,7 +32,7 @@ Result<std::unique_ptr<CopyCheck>> CopyCheck::start(std::vector<Copy> copies, un
 }
 
 void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
-    const auto done = guarded([&] {
+    auto done = guarded([&] {
         std::vector<std::byte> buffer;
         for (auto i = first; i < first + count && !is_ended_; ++i) {
             const auto& copy = copies_[i];
@@ -42,7 +42,7 @@ void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
             damaged_.push_back(copy);
         }
     });
-    if (!done) failure_.note(done.error());
+    if (!done) failure_.note(std::move(done).error());
     const std::lock_guard lock(mutex_);
     checked_ += count;
     changed_.notify_all();

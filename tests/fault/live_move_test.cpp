@@ -369,6 +369,8 @@ TEST_CASE("Live: what sleeps in place survives the failure of every driver call"
         failures += !done;
         CHECK(fixture.retained_bytes() == 0);
         if (!done && step != "sleep") CHECK(in_place(fixture) == weights);
+        for (const auto& [address, backing] : fixture.ledger().backings())
+            if (backing.holds_contents) CHECK(backing.kept.range == 0);
         if (!done && fails == "once") {
             CHECK(fixture.ledger().state({"cache"}) == State::awake);
             CHECK(fixture.host_bytes() + fixture.file_bytes() == 0);

@@ -117,6 +117,7 @@ class Machine(contextlib.ExitStack):
         configuration = pathlib.Path(tempfile.mkstemp(dir=self.folder, suffix=".conf")[1])
         configuration.write_text(change(EXAMPLE.read_text(encoding="utf-8")), encoding="utf-8")
         configuration.chmod(0o644)
+        self.assert_true(lambda: not self.is_heard(), "the port is free") # which processes that were killed may have still
         process = self.start(["nginx", "-p", self.folder, "-c", configuration, *([] if user else AS_ROOT)], **user)
         self.assert_true(lambda: self.is_heard() or process.poll() is not None, "nginx listens")
         assert process.poll() is None
