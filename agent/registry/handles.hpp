@@ -170,7 +170,7 @@ struct Imports {
     // None of these takes memory.
 
     void add(std::list<Import> made) noexcept {
-        if (made.front().pool) has_had_any_of_pools = true;
+        if (!made.empty() && made.front().pool) has_had_any_of_pools = true;
         const MutexLock lock(mutex);
         all.splice(all.end(), made);
     }

@@ -223,13 +223,14 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
 /// Who has opened memory of this process, and whose memory it has; the pid is 0 where that cannot be told.
 std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory) {
     std::vector<ProcessIdentity> found;
+    const auto add = [&](const ProcessIdentity& other) {
+        if (std::ranges::find(found, other) == found.end()) found.push_back(other);
+    };
     for (const auto& [address, range] : memory.shared_ranges().all())
-        found.insert(found.end(), range.importers.begin(), range.importers.end());
+        std::ranges::for_each(range.importers, add);
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
-    for (const auto& import : imports.all) found.push_back(import.from);
-    std::ranges::sort(found);
-    found.erase(std::unique(found.begin(), found.end()), found.end()); // clang 14 has no std::ranges::unique
+    for (const auto& import : imports.all) add(import.from);
     return found;
 }
 

@@ -36,7 +36,7 @@ inline constexpr std::string_view k_agent_directory_prefix = "gpu-sleep-";
 struct ProcessIdentity {
     pid_t pid = 0;
     std::uint64_t start_time = 0; ///< clock ticks after boot, field 22 of /proc/PID/stat
-    friend auto operator<=>(const ProcessIdentity&, const ProcessIdentity&) = default;
+    friend bool operator==(const ProcessIdentity&, const ProcessIdentity&) = default;
 };
 
 /// The name of the agent's control thread: the first while the process has the name from its environment, the
