@@ -302,7 +302,8 @@ class Slurm(unittest.TestCase):
         self.addCleanup(command.symlink_to, BUILD / "bin/gpu-sleep")
         self.addCleanup(command.unlink)
         job = self.job("brief")
-        write_command(command.name, f"#!/bin/sh\ntouch {FOLDER}/brief.end\nwhile [ -e /proc/{job.pid()} ]; do sleep 0.1; done\n"
+        runs = f"[ -e /proc/{job.pid()} ] || squeue -h -t running -j {job.id} | grep -q ." # which Slurm notices later
+        write_command(command.name, f"#!/bin/sh\ntouch {FOLDER}/brief.end\nwhile {runs}; do sleep 0.1; done\n"
                                     f'exec {BUILD}/bin/gpu-sleep "$@"\n')
         said = self.suspend("suspend", job.id, status=1)
         self.assertIn(f"there is no process in the group 'job{job.id}'", said)
