@@ -77,9 +77,9 @@ void settle_shared(
 /// What sleeps here and has no owner any more becomes this process's own. Returns what of it is lost.
 [[nodiscard]] std::vector<std::string> adopt_orphans(ProgramMemory& memory);
 /// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles, but for those that
-/// were closed meanwhile, or were not asked for and sleep at their owner. Adds their descriptors, of which
-/// the driver closes each in 1 ms before the memory is mapped, and all in 1 ms afterwards. `keep_going` is
-/// asked while it waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
+/// were closed meanwhile, or were not asked for and sleep at their owner. `descriptors` gets theirs,
+/// to close once the memory is mapped: before, the driver takes 1 ms for each. `keep_going` is asked while it
+/// waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
                                          std::vector<UniqueFd>& descriptors,

@@ -97,9 +97,9 @@ public:
     [[nodiscard]] Result<void> take(HostShare& to, Bytes bytes) { return to.take(*this, bytes); }
 
     /// Waits for headroom for `bytes` besides what all others of the process have under way; where there is
-    /// plenty, `ahead` are claimed, too. An error says that `needed()` are needed. `look` is
-    /// called before each pause; its error ends the wait. Errors: out_of_host_memory (with k_where; says what
-    /// limited it), those of `look`.
+    /// plenty, `ahead` are claimed, too. An error says that `needed()` are needed. `look` is called before
+    /// each pause; its error ends the wait. Errors: out_of_host_memory (with k_where; says what limited it),
+    /// those of `look`.
     [[nodiscard]] Result<HostClaim> claim(Bytes bytes, const ClaimOptions& options,
                                           const std::function<std::string()>& needed,
                                           const std::function<Result<void>()>& look, Bytes ahead = 0);

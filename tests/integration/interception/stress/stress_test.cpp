@@ -51,14 +51,16 @@ TEST_CASE("Stress: 16 threads lose nothing as the process sleeps and wakes, whol
 }
 
 TEST_CASE("Stress: they lose nothing while contents move to host memory and back besides", "[live][stress]") {
-    Controlled program(stress_launch(cycles() / 5));
     int moves = 0;
-    std::optional<int> status;
-    while (!(status = program.process().wait_for(Milliseconds(1)))) {
-        const auto moved = program.command("gpu-sleep", {"--live", "--json"});
-        moves += moved.status == 0 && moved.json("/processes/0/report/changed") == "true";
-        static_cast<void>(program.command("gpu-wake", {"--live-bytes", "8MiB"}));
+    for (int runs = 0; moves <= 2 && runs < 3; ++runs) { // few fit into one on a busy machine
+        Controlled program(stress_launch(cycles() / 5));
+        std::optional<int> status;
+        while (!(status = program.process().wait_for(Milliseconds(1)))) {
+            const auto moved = program.command("gpu-sleep", {"--live", "--json"});
+            moves += moved.status == 0 && moved.json("/processes/0/report/changed") == "true";
+            static_cast<void>(program.command("gpu-wake", {"--live-bytes", "8MiB"}));
+        }
+        static_cast<void>(figures_of(program.process(), status));
     }
-    CHECK(moves > 0); // how many fit in depends on the machine
-    static_cast<void>(figures_of(program.process(), status));
+    CHECK(moves > 2);
 }
