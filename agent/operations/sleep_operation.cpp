@@ -96,6 +96,7 @@ public:
         // Whoever looks for what is idle, or too large, drops nothing.
         if (is_away_) scope_ = idleness_ ? Scope::sleepers : Scope::deep;
         if (!is_away_) relaxed_.emplace(memory.api());
+        if (!request_.joint) wanted_.party = is_away_ || pauses() ? 0 : sharing::party_of_one(memory);
         asleep_before_ = memory.asleep_bytes();
         was_held_ = is_away_ || asleep_before_ > 0 ||
                     memory.with_lock([](const LockedMemory& locked) { return locked.is_paused(); });
@@ -104,7 +105,7 @@ public:
 
     Result<void> check_deep() {
         if (!request_.deep || is_away_) return {};
-        auto able = ground.deep.check(request_.joint);
+        auto able = ground.deep.check(agrees());
         if (able) return able;
         auto error = std::move(able).error();
         if (!request_.dry_run && ground.status.state() == model::State::asleep)
@@ -123,7 +124,7 @@ public:
         auto state = model::State::awake;
         auto plan = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             state = locked.state();
-            if (request_.dry_run && request_.joint && !pauses()) sharing::expect_shared_to_go(memory, locked);
+            if (request_.dry_run && agrees() && !pauses()) sharing::expect_shared_to_go(memory, locked);
             stops_work = pauses() && pause_would_hold_work(locked);
             auto made = locked.engine().plan_sleep(wanted_);
             if (made && scope_ != Scope::all && scope_ != Scope::deep) made->move_only();
@@ -136,7 +137,7 @@ public:
         if (request_.dry_run && stops_work && state != model::State::awake)
             note("it would be paused as well");
         if (scope_ == Scope::deep) return {}; // nothing of it runs
-        sleeps_ = plan.changes_sleep() || stops_work || (request_.joint && sharing::shares_any(memory));
+        sleeps_ = plan.changes_sleep() || stops_work || (agrees() && sharing::shares_any(memory));
         // A deep sleep takes what is left.
         if (sleeps_ || (request_.deep && scope_ == Scope::all)) GPU_SLEEP_TRY(check_unseen());
         // With nothing to put to sleep nobody is told: what comes later is not to be touched.
@@ -166,7 +167,7 @@ public:
 
     Result<void> shut_gate() {
         quiet_since_ = Clock::now();
-        memory.shared_ranges().take_part(may_agree() ? request_.party : 0);
+        memory.shared_ranges().take_part(may_agree() ? wanted_.party : 0);
         if (holds_work()) GPU_SLEEP_TRY(leave_in_place(quiesce_.shut_gate(sleeps_ && !pauses())));
         // One may have been called for the first time just before.
         return sleeps_ && !request_.force ? unseen::check_calls() : Result<void>();
@@ -186,7 +187,7 @@ public:
     /// What processes share goes to sleep if all of them do.
     Result<void> agree_on_shared() {
         if (!may_agree()) return {};
-        auto stays = GPU_SLEEP_TRY(sharing::agree_on_shared(memory, request_, deadline, [this] {
+        auto stays = GPU_SLEEP_TRY(sharing::agree_on_shared(memory, wanted_, deadline, [this] {
             return progress({Progress::Phase::drain, 0, 0});
         }));
         if (request_.deep && !stays.empty())
@@ -386,9 +387,11 @@ private:
     }
     /// Whether the program itself asks: then no inhibitor stands in its way.
     [[nodiscard]] bool is_own() const noexcept { return who_ == server::Asker::program; }
+    /// Whether all who share memory with it may go along, of which there may be none.
+    [[nodiscard]] bool agrees() const noexcept { return request_.joint || wanted_.party != 0; }
     /// Whether memory that processes share may go to sleep.
     [[nodiscard]] bool may_agree() const noexcept {
-        return holds_work() && request_.joint && !request_.dry_run && !pauses() && intercepts();
+        return holds_work() && agrees() && !request_.dry_run && !pauses() && intercepts();
     }
     [[nodiscard]] bool pauses() const noexcept { return request_.level == model::Level::pause; }
     [[nodiscard]] bool holds_work() const noexcept {

@@ -26,7 +26,6 @@
 namespace gpu_sleep::agent::sharing {
 namespace {
 
-constexpr Milliseconds k_until_told{1'000}; // the program waits, and others may be stopped
 constexpr std::uint64_t k_lock_bits = (std::uint64_t{1} << 62) - 1; // all are positive
 constexpr std::uint64_t k_number_bits = (std::uint64_t{1} << 32) - 1;
 constexpr const char* k_ticket_name = "gpu-sleep-ticket";
@@ -115,13 +114,13 @@ constexpr std::string_view k_own_programs[] = {
 
 /// Whether the process may have imported memory, and nobody has said so. A child of who has an agent has not:
 /// CUDA works in it with an agent of its own, or not at all.
-bool may_have_imported(pid_t pid) {
+bool may_have_imported(pid_t process) {
     constexpr unsigned k_forked = 0x40; // and runs no other program: PF_FORKNOEXEC
-    const auto there = start_time_of(pid);
+    const auto there = start_time_of(process);
     if (!there && there.error().code == ErrorCode::no_process) return false;
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::tells;
-    for (;;) {
+    for (auto pid = process;;) {
         const auto name = read_small_file(fmt::format("/proc/{}/comm", pid)).value_or("");
         if (pid == ::getpid() || std::ranges::find(k_own_programs, name) != std::end(k_own_programs))
             return false;
@@ -129,9 +128,10 @@ bool may_have_imported(pid_t pid) {
         if (start_time && server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_until_told))
             return false;
         const auto stat = stat_of(pid);
-        if (!stat || (stat->flags & k_forked) == 0) return true;
+        if (!stat || (stat->flags & k_forked) == 0) break;
         pid = stat->parent;
     }
+    return !there || !is_gone_soon({process, *there});
 }
 
 /// Whether a process has no agent, and uses the files at `paths`. All descriptors of the driver's are of one

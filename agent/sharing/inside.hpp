@@ -18,6 +18,8 @@ using namespace intercepted; // whose frame of calls this has, too
 
 /// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
 inline constexpr Milliseconds k_patience{10'000};
+/// For who may be stopped, while nobody waits for it: the program waits, and others may be stopped.
+inline constexpr Milliseconds k_until_told{1'000};
 
 /// A number that only processes know to which this one gave memory; nothing without random numbers.
 [[nodiscard]] std::optional<std::array<std::uint64_t, 2>> secret();
@@ -29,6 +31,8 @@ inline constexpr Milliseconds k_patience{10'000};
                                                            model::SharedMemoryRequest asked);
 /// Whether it has ended, for all that can be known.
 [[nodiscard]] bool has_ended(const ProcessIdentity& process);
+/// Whether a process that does not answer is about to end; waits a second for that.
+[[nodiscard]] bool is_gone_soon(const ProcessIdentity& process);
 /// The status of the driver's call that failed: nothing else fails while shared memory is mapped.
 [[nodiscard]] inline CUresult to_status(const Error& error) noexcept {
     return error.driver_status != 0 ? static_cast<CUresult>(error.driver_status) : CUDA_ERROR_UNKNOWN;

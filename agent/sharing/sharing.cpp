@@ -62,6 +62,18 @@ bool has_ended(const ProcessIdentity& process) {
     return stat && (stat->state == 'Z' || stat->state == 'X') && stat->threads <= 1;
 }
 
+bool is_gone_soon(const ProcessIdentity& process) {
+    constexpr unsigned k_ends = 0x4; // PF_EXITING: it, or its first thread alone
+    constexpr Milliseconds k_between_looks{5};
+    for (const auto until = Clock::now() + k_until_told; Clock::now() < until;) {
+        if (has_ended(process)) return true;
+        const auto stat = stat_of(process.pid);
+        if (stat && (stat->flags & k_ends) == 0) return false;
+        std::this_thread::sleep_for(k_between_looks);
+    }
+    return false;
+}
+
 namespace {
 
 constexpr Milliseconds k_between_questions{2};
@@ -91,12 +103,16 @@ void note_whether_it_stays(Import& import, const ledger::Backing& backing) noexc
 std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked,
                                 server::Agents& agents, std::vector<ProcessIdentity>& silent) {
     asked.question = model::SharingQuestion::goes_along;
+    const auto patience = asked.party != 0 ? k_patience : k_until_told;
     for (const auto& importer : range.importers) {
         if (importer.pid != 0 && has_ended(importer)) continue;
         if (std::ranges::find(silent, importer) != silent.end()) return importer.pid;
-        const auto goes = agents.ask(importer, asked, Clock::now() + k_patience);
+        const auto goes = agents.ask(importer, asked, Clock::now() + patience);
         if (goes || goes.error().code == ErrorCode::not_owned) continue;
-        if (goes.error().code != ErrorCode::refused) silent.push_back(importer);
+        if (goes.error().code != ErrorCode::refused) {
+            if (is_gone_soon(importer)) continue;
+            silent.push_back(importer);
+        }
         return importer.pid;
     }
     return std::nullopt;
@@ -232,6 +248,13 @@ std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory) {
     const MutexLock lock(imports.mutex);
     for (const auto& import : imports.all) add(import.from);
     return found;
+}
+
+bool has_imports() {
+    if (has_imported_handles()) return true;
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    return !imports.all.empty();
 }
 
 Error no_such_memory() {
@@ -371,10 +394,24 @@ bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
 }
 
 bool shares_any(ProgramMemory& memory) {
-    if (has_imported_handles()) return true;
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    return !imports.all.empty() || !memory.shared_ranges().all().empty();
+    return has_imports() || !memory.shared_ranges().all().empty();
+}
+
+std::uint64_t party_of_one(ProgramMemory& memory) {
+    const auto words = secret();
+    const auto ranges = memory.shared_ranges().all();
+    server::Agents agents;
+    std::vector<ProcessIdentity> silent;
+    // Of descriptors it is not known who has them, nor who is about to open what nobody has opened.
+    const auto may_be_elsewhere = [&](const auto& each) {
+        const auto& [address, range] = each;
+        return range.by_descriptor || range.importers.empty() ||
+               in_the_way(range, {.secret = *words, .address = address, .allocation = range.allocation},
+                          agents, silent);
+    };
+    const bool is_alone =
+        words && !ranges.empty() && !has_imports() && std::ranges::none_of(ranges, may_be_elsewhere);
+    return is_alone ? words->back() | 1 : 0;
 }
 
 std::vector<std::uint64_t> sharers(ProgramMemory& memory) {

@@ -55,6 +55,9 @@ CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descripto
 
 /// Whether the program has any such memory.
 [[nodiscard]] bool shares_any(ProgramMemory& memory);
+/// The party of this process alone, where all that others have opened of its memory by CUDA IPC or pools is
+/// closed, or they have ended; 0 otherwise. Waits a second for who does not answer.
+[[nodiscard]] std::uint64_t party_of_one(ProgramMemory& memory);
 /// The pids of those that live, and with whom it shares memory. May throw for want of memory.
 [[nodiscard]] std::vector<std::uint64_t> sharers(ProgramMemory& memory);
 /// For a dry run of several processes as one: what is shared counts as going to sleep until settle_shared().

@@ -14,9 +14,11 @@
 #include <dlfcn.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <chrono>
+#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <stop_token>
@@ -366,6 +368,18 @@ Answer do_fork(Words& words) {
     return std::to_string(WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
+/// end_slowly: the first thread ends at once, and all else a moment later
+Answer do_end_slowly(Words&) {
+    std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        ::_exit(0);
+    }).detach();
+    std::puts("ok ");
+    std::fflush(stdout);
+    ::syscall(SYS_exit, 0);
+    return {};
+}
+
 /// adopt: the program is given the orphans of its descendants from now on
 Answer do_adopt(Words&) {
     if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
@@ -523,6 +537,7 @@ const Commands& commands() {
         {"reset", do_reset},
         {"contexts", do_contexts},
         {"fork", do_fork},
+        {"end_slowly", do_end_slowly},
         {"adopt", do_adopt},
         {"children", do_children},
         {"chroot", do_chroot},

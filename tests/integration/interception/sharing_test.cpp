@@ -273,6 +273,8 @@ TEST_CASE("Sharing: what is known to be with nobody else sleeps, as far as its d
         exported.reset();
         sleep(false);
         check_imported(other, there);
+        other.tell("end_slowly");
+        sleep(true);
     }
 }
 
@@ -296,6 +298,23 @@ TEST_CASE("Sharing: who sleeps alone leaves it on the GPU, as does a party that 
     pair.given.hash = other.tell("launch " + third.number + " 5");
     CHECK(succeeded(of_group("gpu-wake", {})));
     pair.check();
+}
+
+TEST_CASE("Sharing: what nobody else has any more sleeps as its owner does, alone", "[sharing]") {
+    Pair pair(GENERATE("plain", "shareable"));
+    const bool is_deep = GENERATE(false, true);
+    pair.giver.tell("free " + pair.opened_back.number);
+    CHECK_THAT(pair.command(pair.giver, "gpu-sleep", {"--deep", "--dry-run"}).out,
+               mentions("would be refused"));
+    if (GENERATE(false, true))
+        pair.taker.kill();
+    else
+        pair.taker.tell("free " + pair.opened.number);
+    REQUIRE(succeeded(pair.command(pair.giver, "gpu-sleep", is_deep ? Arguments{"--deep"} : Arguments())));
+    CHECK(pair.giver.report("residual/0/kind") == "none");
+    CHECK(succeeded(pair.command(pair.giver, "gpu-wake")));
+    check_intact(pair.giver, pair.given);
+    check_no_harm(pair.giver);
 }
 
 TEST_CASE("Sharing: who has opened it wakes with its owner, or says so", "[sharing]") {
