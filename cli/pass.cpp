@@ -161,6 +161,7 @@ Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies&
     auto found = look(finder, policies, options.request.whom);
     tell_complaints(policies);
     if (!found) return found;
+    heed_budgets(found->seen, policies.budgets(processes_of(*found)));
     heed_refusals(finder, found->seen);
     for (const auto& each : found->failed) {
         const auto purpose = fmt::format("find out whether {} would sleep", title(each.process));

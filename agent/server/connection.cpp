@@ -91,11 +91,15 @@ void Connection::answer(const protocol::Reply& reply, int descriptor) {
     ::shutdown(fd(), SHUT_WR);
 }
 
+bool Connection::is_withdrawn() const noexcept {
+    pollfd peer{fd(), POLLRDHUP, 0};
+    return peer.fd < 0 || (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0);
+}
+
 bool Connection::tell(const model::Progress& progress) {
     constexpr Milliseconds k_interval{50};
-    pollfd peer{fd(), POLLRDHUP, 0};
-    if (peer.fd < 0) return false;
-    if (::poll(&peer, 1, 0) > 0 && (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
+    if (fd() < 0) return false;
+    if (is_withdrawn()) {
         tracer_ = NamedTracer();
         stopped_since_.reset();
         return false;
@@ -113,7 +117,7 @@ bool Connection::tell(const model::Progress& progress) {
     has_told_deep_ |= waits_for_peer;
     const auto bytes = protocol::encode(protocol::Reply(progress));
     if (!bytes) return !must_arrive;
-    const auto count = ::send(peer.fd, bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const auto count = ::send(fd(), bytes->data(), bytes->size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0) return !must_arrive && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
     return static_cast<std::size_t>(count) == bytes->size();
 }

@@ -35,15 +35,18 @@ public:
     /// The next whole request, if there is one. Errors: protocol_mismatch, invalid_argument.
     [[nodiscard]] Result<std::optional<protocol::Request>> next();
 
+    /// Whether the peer has gone, or has shut its side: it waits for nothing any more.
+    [[nodiscard]] bool is_withdrawn() const noexcept;
+
     /// Sends the last word, with `descriptor` if there is one, and lets the peer see the end. Waits two
     /// seconds at most for a peer that does not read.
     void answer(const protocol::Reply& reply, int descriptor = -1);
 
     /// Sends progress, at most every 50 ms unless it ends a step of a joint request, and never waits. Returns
-    /// false when the peer has withdrawn: it has gone, or has shut its side. That the device is drained, that
-    /// all is ready, or that the point of no return is passed, is always sent; false when it could not be,
-    /// and the peer, who may have withdrawn just then, will never hear of it. In the phase deep, which is
-    /// sent at once, a peer that has shut its side has done its part.
+    /// false when the peer is_withdrawn(). That the device is drained, that all is ready, or that the point
+    /// of no return is passed, is always sent; false when it could not be, and the peer, who may have
+    /// withdrawn just then, will never hear of it. In the phase deep, which is sent at once, a peer that has
+    /// shut its side has done its part.
     [[nodiscard]] bool tell(const model::Progress& progress);
     /// The peer that does the driver's part and is stopped, as tell() last saw it; 0 where none is. Such a
     /// one goes on after five seconds, where this process may tell it to.

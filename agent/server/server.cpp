@@ -346,6 +346,7 @@ bool Server::attend(std::unique_ptr<Connection>& connection) {
         return false;
     }
     if (!request->has_value()) return true;
+    if (connection->is_withdrawn()) return false; // this process was stopped when it was asked
     if (answer_at_once(*connection, **request)) return false;
     auto operation = std::visit(
         [](auto& wanted) -> std::optional<Operation> {

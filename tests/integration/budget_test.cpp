@@ -154,7 +154,12 @@ TEST_CASE("Budget: a pass puts no more into host memory than the budget has room
     const Place place;
     const auto all = programs(3);
     for (const auto& host : all) become_idle(*host);
-    auto output = ended(pass_within(2 * k_each, "idle = \"10ms\"\n"));
+    const auto within = [](const Arguments& more) {
+        return ended(pass_within(2 * k_each, "idle = \"10ms\"\n", more));
+    };
+    CHECK_THAT(within({"--why"}).out, mentions("nothing now: it does not fit into the host memory budget"));
+    CHECK(count_asleep() == 0);
+    auto output = within({});
     CHECK_THAT(output.out, mentions("it does not fit into the host memory budget"));
     CHECK(count_asleep() == 2);
     output = pass_within(2 * k_each, "idle = \"10ms\"\n" + files_in(place));

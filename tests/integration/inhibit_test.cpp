@@ -54,6 +54,14 @@ TEST_CASE("Inhibit: for a time, of which the last call counts", "[inhibit]") {
     check_sleeps(host);
 }
 
+TEST_CASE("Inhibit: of a process that was stopped, who has given up since wants nothing", "[inhibit]") {
+    LoadedHost host;
+    host.process().signal(SIGSTOP);
+    CHECK(host.command("gpu-inhibit").status == 4);
+    host.process().signal(SIGCONT);
+    CHECK(host.report("inhibited") == "false");
+}
+
 TEST_CASE("Inhibit: a program refuses by itself, and nobody else ends that", "[inhibit]") {
     LoadedHost host;
     CHECK(host.ask("uninhibit").starts_with("error"));

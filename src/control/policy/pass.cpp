@@ -75,12 +75,9 @@ Decision without_room(Decision decision, const Policy& policy) {
 
 /// Returns the requests of the decisions. Processes that get none are added to `outcomes`, with the reason,
 /// unless they are there.
-Requests requests_for(Look& look, const Budgets& budgets, std::vector<Outcome>& outcomes) {
-    const auto has_room = find_room(holders_of(look.seen), budgets);
+Requests requests_for(Look& look, std::vector<Outcome>& outcomes) {
     Requests requests;
-    for (std::size_t i = 0; i < look.seen.size(); ++i) {
-        auto& [process, report, policy, decision] = look.seen[i];
-        if (!has_room[i]) decision = without_room(std::move(decision), policy);
+    for (auto& [process, report, policy, decision] : look.seen) {
         const auto is_it = [pid = process.pid](const Outcome& each) { return each.process.pid == pid; };
         if (decision.request) {
             requests.emplace_back(std::move(process), *std::move(decision.request));
@@ -166,6 +163,12 @@ void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patienc
                 *asked[i] = {{}, std::move(reason)};
 }
 
+void heed_budgets(std::vector<Seen>& seen, const Budgets& budgets) {
+    const auto has_room = find_room(holders_of(seen), budgets);
+    for (std::size_t i = 0; i < seen.size(); ++i)
+        if (!has_room[i]) seen[i].decision = without_room(std::move(seen[i].decision), seen[i].policy);
+}
+
 std::vector<Holder> holders_of(const std::vector<Seen>& seen) {
     std::vector<Holder> holders;
     std::transform(seen.begin(), seen.end(), std::back_inserter(holders), holder_of);
@@ -213,7 +216,8 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
             seen.decision = {{}, "the notify program keeps it awake in this pass"};
         else if (request.spare && gives_back && seen.decision.request && !told.contains(seen.process.pid))
             seen.decision = {{}, "the next pass tells the notify program about it first"};
-    requests = requests_for(*found, budgets, passed.outcomes);
+    heed_budgets(found->seen, budgets);
+    requests = requests_for(*found, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
     carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);
     return passed;
