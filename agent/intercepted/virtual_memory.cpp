@@ -92,8 +92,9 @@ std::list<Import> draft_import(const Mapping& mapping) {
     return made;
 }
 
-/// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot.
-void hand_to_ledger(LockedMemory& memory, Mapping& mapping, const TagChoice& choose_tag) {
+/// Gives a mapping to the ledger once it is one that can sleep, and takes it back once it cannot. What is
+/// imported needs no choice of a tag.
+void hand_to_ledger(LockedMemory& memory, Mapping& mapping, const TagChoice* choose_tag) {
     const auto& handle = *mapping.handle;
     const auto address = mapping.address;
     if (why_it_stays(handle, &mapping)) return take_from_ledger(memory, mapping);
@@ -105,7 +106,8 @@ void hand_to_ledger(LockedMemory& memory, Mapping& mapping, const TagChoice& cho
         books().allocations.change(address, [&](Allocation& each) { each.access = mapping.access; });
         return;
     }
-    const auto tag = handle.import ? std::string(model::k_default_tag) : choose_tag(mapping.bytes);
+    const auto tag = choose_tag && !handle.import ? (*choose_tag)(mapping.bytes)
+                                                  : std::optional<std::string>(model::k_default_tag);
     if (!tag) return;
     auto import = draft_import(mapping); // what takes memory comes first
     const auto handle_types = static_cast<unsigned long long>(handle.properties.requestedHandleTypes);
@@ -337,7 +339,7 @@ Answer set_access(CUdeviceptr address, std::size_t bytes, const CUmemAccessDesc*
                 if (is_reached) reached += mapping->bytes;
                 for (const auto& granted : std::span(grants, count))
                     note_grant(memory.api(), *mapping, granted, is_reached);
-                hand_to_ledger(locked, *mapping, choose_tag);
+                hand_to_ledger(locked, *mapping, &choose_tag);
             }
             return CUDA_SUCCESS;
         });
@@ -359,7 +361,6 @@ Answer unmap(CUdeviceptr address, std::size_t bytes) noexcept {
 }
 
 void map_loose_imports(ProgramMemory& memory) {
-    const TagChoice choose_tag;
     with_handles([&](LockedMemory& locked, Handles& all) GPU_SLEEP_REQUIRES(all.mutex) {
         for (auto& [number, handle] : all.handles) {
             if (!handle.import || !handle.mappings.empty() || handle.stay_reason) continue;
@@ -370,7 +371,7 @@ void map_loose_imports(ProgramMemory& memory) {
             auto place = map_at_own_place(memory.api(), handle.bytes, handle.real, access);
             if (!place) continue; // then it stays
             handle.place = *std::move(place);
-            hand_to_ledger(locked, all.add(handle.place->span().address, std::move(made)), choose_tag);
+            hand_to_ledger(locked, all.add(handle.place->span().address, std::move(made)), nullptr);
         }
     });
 }

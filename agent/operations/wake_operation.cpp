@@ -69,7 +69,7 @@ public:
     Result<void> end_deep() {
         GPU_SLEEP_TRY(sleep::telling_of_call(progress, [this] { return ground.deep.end(request_); }));
         ground.settle_gate(); // where nothing sleeps but the driver's part, it opens here
-        report.changed = true;
+        report.changed = has_restored_ = true;
         return {};
     }
 
@@ -118,17 +118,22 @@ public:
                     return progress({Progress::Phase::waiting, 0, 0});
                 });
             };
-            const auto wake = [&](const sleep::Fetch& with) {
-                auto woken =
-                    ground.transact(locked, [&] { return locked.wake(request_, control, report, with); });
+            const auto wake = [&](const sleep::Fetch& with, bool imports_alone) {
+                auto woken = ground.transact(
+                    locked, [&] { return locked.wake(request_, control, report, with, imports_alone); });
                 if (!request_.dry_run) sharing::settle_shared(memory, locked);
                 return woken;
             };
             // Others that wake for this one may wait for what it has.
-            const bool is_own_first = request_.with_sharers && !request_.joint && !request_.dry_run;
-            auto woken = wake(is_own_first ? sleep::Fetch() : fetch);
+            const auto is_shared = [](const auto& each) {
+                return each.second.imported && each.second.is_asleep();
+            };
+            const bool is_own_first = request_.with_sharers && !request_.joint && !request_.dry_run &&
+                                      std::ranges::any_of(locked.ledger().backings(), is_shared);
+            auto woken = wake(is_own_first ? sleep::Fetch() : fetch, false);
             if (is_own_first && woken)
-                if (auto rest = wake(fetch); !rest && !woken->left) woken->left = std::move(rest).error();
+                if (auto rest = wake(fetch, true); !rest && !woken->left)
+                    woken->left = std::move(rest).error();
             memory.shared_ranges().take_part(0);
             from_place_ = in_place - locked.ledger().in_place();
             return woken;
@@ -152,11 +157,11 @@ public:
         return {};
     }
     Result<void> open_gate() {
-        if (has_woken_) {
+        if (has_woken_ || has_restored_) {
             its_.idle.note_wake();
             ground.status.note(&ProcessStatus::Notes::woken, Clock::now());
-            memory.end_lock();
         }
+        if (has_woken_) memory.end_lock();
         ground.settle_gate();
         return {};
     }
@@ -231,7 +236,8 @@ private:
     bool is_deep_ = false;
     /// After a deep sleep: kept until all is mapped, or others might count on the room.
     GpuLines::Room room_;
-    bool has_woken_ = false;
+    bool has_restored_ = false; ///< what the driver had taken
+    bool has_woken_ = false;    ///< what slept
     sleep::Woken woken_;
     std::shared_ptr<Event> event_;
     Callbacks::Jobs jobs_;

@@ -72,10 +72,11 @@ Result<void> LockedMemory::sleep(const model::SleepRequest& request, const sleep
 }
 
 Result<sleep::Woken> LockedMemory::wake(const model::WakeRequest& request, const sleep::Control& control,
-                                        model::Report& report, const sleep::Fetch& fetch) {
+                                        model::Report& report, const sleep::Fetch& fetch,
+                                        bool imports_alone) {
     const bool ends_pause = is_paused_ && !request.dry_run;
     auto woken = guarded([&] {
-        auto done = engine().wake(request, control, report, fetch);
+        auto done = engine().wake(request, control, report, fetch, imports_alone);
         if (!done || !ends_pause || report.changed) return done;
         // Where nothing is mapped, this is the point of no return.
         if (auto passed = sleep::pass_point_of_no_return(control); !passed) done = std::move(passed).error();

@@ -82,7 +82,8 @@ public:
                                      model::Report& report, sleep::Transactions::Scope scope,
                                      sleep::Transactions::Spill spill);
     [[nodiscard]] Result<sleep::Woken> wake(const model::WakeRequest& request, const sleep::Control& control,
-                                            model::Report& report, const sleep::Fetch& fetch);
+                                            model::Report& report, const sleep::Fetch& fetch,
+                                            bool imports_alone);
     /// Does what `request` says of touches of all that sleeps, whichever request put it to sleep; nothing
     /// where all is awake. Whether it is paused `before` need not say. `is_own`: the program made the
     /// request. Returns whether that changed how touches are met.

@@ -110,7 +110,7 @@ std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedM
         const auto goes = agents.ask(importer, asked, Clock::now() + patience);
         if (goes || goes.error().code == ErrorCode::not_owned) continue;
         if (goes.error().code != ErrorCode::refused) {
-            if (is_gone_soon(importer)) continue;
+            if (importer.pid != 0 && is_gone_soon(importer)) continue;
             silent.push_back(importer);
         }
         return importer.pid;

@@ -264,6 +264,13 @@ void Contents::limit_prepared(int device, Bytes most) {
     told_();
 }
 
+bool Contents::has_sleeping(const Batch& batch) const noexcept {
+    const auto is_in = [&](const Block& block) { return block.place.batch == &batch; };
+    return std::ranges::any_of(ranges_, [&](const auto& each) {
+        return !each.second.is_retained && std::ranges::any_of(each.second.blocks, is_in);
+    });
+}
+
 bool Contents::retain(Number range, Bytes& room) noexcept {
     const auto found = ranges_.find(range);
     if (found == ranges_.end()) return false;
@@ -278,7 +285,8 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
     for_each_block(kept, [&](Block& block, Span span, std::size_t) {
         auto* const batch = block.place.batch;
         if (!batch) return;
-        if (std::exchange(asked, batch) != batch) its_stay = batch->is_cached() ? has_room : batch->retain();
+        if (std::exchange(asked, batch) != batch)
+            its_stay = batch->is_cached() ? has_room : batch->retain(has_sleeping(*batch));
         if (its_stay) return;
         kept.stored -= span.bytes;
         is_wasted |= forget_part(*batch, std::exchange(block.place, {}).span(), Files::as_asked);

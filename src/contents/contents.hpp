@@ -176,6 +176,9 @@ private:
     const driver::Api& api_;
     const HostUse options_;
     DriverPinner pinner_;
+    /// Whether it has contents whose memory sleeps.
+    [[nodiscard]] bool has_sleeping(const Batch& batch) const noexcept;
+
     std::map<Number, KeptRange> ranges_;
     Batches batches_;
     Batches retired_;

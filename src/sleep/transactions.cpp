@@ -230,9 +230,14 @@ Result<WakePlan> Transactions::plan_wake(const model::WakeRequest& request) {
 }
 
 Result<Woken> Transactions::wake(const model::WakeRequest& request, const Control& control,
-                                 model::Report& report, const Fetch& fetch) {
+                                 model::Report& report, const Fetch& fetch, bool imports_alone) {
     auto plan = GPU_SLEEP_TRY(plan_wake(request));
     if (!fetch) plan.imports.clear();
+    if (imports_alone) {
+        WakePlan alone;
+        alone.imports = std::move(plan.imports);
+        plan = std::move(alone);
+    }
     auto has_host_memory = count_host_backed_by(plan, request, report);
     if (request.dry_run) {
         if (!has_host_memory)
@@ -273,7 +278,7 @@ Result<Woken> Transactions::wake(const model::WakeRequest& request, const Contro
     contents_.protect();
     static_cast<void>(count_host_backed()); // without what stays asleep
     report.times.transfer = seconds_since(start);
-    report.changed = transaction.has_changed();
+    report.changed |= transaction.has_changed();
     transaction.describe(report);
     return woken;
 }

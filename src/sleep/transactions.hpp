@@ -67,9 +67,10 @@ public:
     /// who can let the mutex go meanwhile. A tag whose contents are damaged, or whose file cannot be read,
     /// stays asleep; the others wake. Errors: those of plan_wake(); out_of_device_memory, out_of_host_memory
     /// (to run from there), driver_failed, context_lost, cancelled, timed_out: all that was asleep still is,
-    /// with its contents. Those of `fetch`, too.
+    /// with its contents. Those of `fetch`, too, which brings imports; without it, they sleep on.
     [[nodiscard]] Result<Woken> wake(const model::WakeRequest& request, const Control& control,
-                                     model::Report& report, const Fetch& fetch = {});
+                                     model::Report& report, const Fetch& fetch = {},
+                                     bool imports_alone = false);
 
     /// Whether the devices have room for that now; asks, and changes nothing. Errors: those of plan_wake();
     /// out_of_device_memory, driver_failed, context_lost.

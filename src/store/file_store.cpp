@@ -132,7 +132,7 @@ public:
     Result<void> flush() override {
         if (snapshot_) {
             if (stays_) GPU_SLEEP_TRY(store_->flush_names(new_name_));
-            is_name_flushed_ = stays_;
+            is_kept = stays_;
             return {};
         }
         const auto writer = writer_.lock();
@@ -155,7 +155,7 @@ public:
     }
 
     Result<bool> keep() override {
-        if (is_name_flushed_) return false;
+        if (is_kept) return false;
         if (!stays_) {
             GPU_SLEEP_TRY(snapshot_->file.keep());
             stays_ = true;
@@ -166,7 +166,7 @@ public:
     }
 
     Result<void> close() override {
-        if (!is_name_flushed_) return make_error(ErrorCode::refused, "it is not kept");
+        if (!is_kept) return make_error(ErrorCode::refused, "it is not kept");
         outlived_wake_ = true;
         GPU_SLEEP_TRY(snapshot_->file.leave());
         bytes = 0;
@@ -208,7 +208,6 @@ private:
     std::optional<Snapshot> snapshot_;     ///< from then on
     bool stays_ = false;                   ///< the file, when the contents are no longer needed
     unsigned new_name_ = 0;                ///< the how manieth of the store it got then
-    bool is_name_flushed_ = false;         ///< under which it stays
     bool outlived_wake_ = false;           ///< it was there before the last sleep, whatever becomes of that
 };
 

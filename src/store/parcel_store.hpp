@@ -54,6 +54,7 @@ public:
     Bytes bytes = 0;            ///< that it takes: at most, until it is flushed; none while it is closed
     Bytes buffer_bytes = 0;     ///< of host memory that it takes from put() on, until it is flushed
     std::filesystem::path name; ///< once it was flushed
+    bool is_kept = false;       ///< and flushed since: it stays under that name
 };
 
 /// Thread-safe.

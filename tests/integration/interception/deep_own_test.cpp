@@ -71,6 +71,14 @@ TEST_CASE("Deep: callbacks hear that a sleep is to be deep, and was", "[deep]") 
     CHECK(told() == " level 2 deep 1, default 1 level 0 deep 1, default 1");
 }
 
+TEST_CASE("Deep: a wake of what the driver alone had taken is one, too", "[deep]") {
+    DeepMachine machine;
+    machine.host.tell("free 0");
+    machine.fall_asleep();
+    machine.wake();
+    CHECK(machine.command("gpu-ps").json("/processes/0/report/seconds_since_wake") != "null");
+}
+
 TEST_CASE("Deep: callbacks are not told of a deep sleep that did not come", "[deep]") {
     DeepMachine machine({"GPU_SLEEP_SIM_FAIL=cuCheckpointProcessLock:1:999"});
     machine.host.tell("callbacks");

@@ -8,6 +8,7 @@
 #include "support/byte_lock.hpp"
 #include "support/catch.hpp"
 #include "support/descriptor_message.hpp"
+#include "support/files_of.hpp"
 #include "support/sweep.hpp"
 
 #include <fmt/format.h>
@@ -369,6 +370,49 @@ TEST_CASE("Sharing: a wake by tags leaves asleep what is shared under others", "
         CHECK(host->report("tags/0/state tags/1/state") == "asleep awake");
     pair.wake();
     check_intact(pair.giver, large);
+}
+
+TEST_CASE("Sharing: a kept file is good for all that sleeps in it, whatever has woken", "[sharing]") {
+    Pair pair;
+    pair.giver.tell("free " + pair.opened_back.number);
+    pair.fall_asleep({"--store", "file", "--dir", pair.family.file("kept"), "--keep-files"});
+    CHECK(succeeded(pair.command(pair.taker, "gpu-wake", {"--tags", "default"}))); // but what it shares
+    SECTION("which moves to host memory") {
+        CHECK(succeeded(pair.command(pair.taker, "gpu-sleep", {"--store", "host"})));
+        CHECK(succeeded(pair.command("gpu-wake")));
+    }
+    SECTION("whose owner ends") {
+        pair.giver.kill();
+        CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
+    }
+    CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+    check_intact(pair.taker, pair.back);
+}
+
+TEST_CASE("Sharing: callbacks hear of what wakes, though its owner does not bring back the rest",
+          "[sharing]") {
+    Pair pair("plain", 3 * k_piece_bytes, {"GPU_SLEEP_RULES=min=12MiB,tag=large"});
+    pair.giver.tell("free " + pair.opened_back.number);
+    pair.taker.tell("free 0"); // its only one of that tag
+    pair.taker.tell("callbacks");
+    const auto files = pair.family.file("files");
+    pair.fall_asleep({"--store", "large=file", "--dir", files});
+    const auto spoil = [&] {
+        for (const auto& file : files_in(files))
+            if (file.native().find(fmt::format("-{}-", pair.giver.pid())) != std::string::npos)
+                turn_a_bit(file);
+    };
+    spoil();
+    static_cast<void>(pair.taker.tell("told"));
+    const auto wake = [&](int status) {
+        const auto woken = pair.command(pair.taker, "gpu-wake", {"--with-sharers", "--timeout", "500ms"});
+        CHECK(woken.status == status);
+        return pair.taker.tell("told");
+    };
+    CHECK(wake(4) == " level 0 deep 0, large 0");
+    spoil();                // it is right again
+    CHECK(wake(0).empty()); // what others have is not the program's own to hear of
+    CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
 }
 
 TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
