@@ -325,6 +325,23 @@ bool Gate::admit(Seat& seat, Touch touch, const char* entry_point, const Inspect
     return verdict == Verdict::pass;
 }
 
+bool step_aside(Milliseconds time, Touch touch, const char* entry_point) noexcept {
+    auto* const seat = t_seat;
+    const bool is_inside = seat && seat->calls.is_inside();
+    if (!is_inside) {
+        std::this_thread::sleep_for(time);
+        return true;
+    }
+    const auto frame = seat->calls.frame.load(), returns_to = seat->calls.returns_to.load();
+    seat->calls.leave();
+    std::this_thread::sleep_for(time);
+    ++seat->calls.word;
+    seat->calls.set_frame(frame, returns_to);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    std::optional<CancellationHold> until_done;
+    return Gate::is_open() || Gate::instance().admit(*seat, touch, entry_point, nullptr, until_done);
+}
+
 Gate::Gate() {
     membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
 }

@@ -281,6 +281,10 @@ private:
     std::optional<CancellationHold> no_cancellation_;
 };
 
+/// Lets `time` pass amid a touch that waits for another process: meanwhile no sleep waits for it, and it has
+/// to pass the gate anew. False: the call has to fail.
+[[nodiscard]] bool step_aside(Milliseconds time, Touch touch, const char* entry_point) noexcept;
+
 /// One call that is no touch, from before it until after it: it passes every gate but that of a deep sleep.
 /// One at a time in a function, whose frame is `here`.
 class Question {

@@ -100,13 +100,16 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
-    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && intercepts()) {
-        const auto descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+    const bool is_file = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && intercepts();
+    const auto descriptor = static_cast<int>(reinterpret_cast<std::intptr_t>(shareable));
+    if (is_file)
         if (const auto answer = agent::sharing::import_handle(handle, descriptor)) return *answer;
-    }
-    const auto status = noted(real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type), [=] {
-        registry::books().residual.handle_shared(*handle, intercepted::k_of_another_process);
-    });
+    const auto import = [=] {
+        return real<Entry::cuMemImportFromShareableHandle>()(handle, shareable, type);
+    };
+    const auto done = is_file ? agent::sharing::import_unseen(handle, descriptor, import) : import();
+    const auto status = noted(
+        done, [=] { registry::books().residual.handle_shared(*handle, intercepted::k_of_another_process); });
     return with_reference(status, handle);
 }
 

@@ -132,8 +132,10 @@ public:
                                       std::ranges::any_of(locked.ledger().backings(), is_shared);
             auto woken = wake(is_own_first ? sleep::Fetch() : fetch, false);
             if (is_own_first && woken)
-                if (auto rest = wake(fetch, true); !rest && !woken->left)
-                    woken->left = std::move(rest).error();
+                if (const auto rest = wake(fetch, true); !rest && !woken->left)
+                    woken->left =
+                        make_error(ErrorCode::driver_failed, "what it shares with others sleeps on: {}",
+                                   rest.error().message);
             memory.shared_ranges().take_part(0);
             from_place_ = in_place - locked.ledger().in_place();
             return woken;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 namespace gpu_sleep::agent::server {
 namespace {
@@ -137,10 +138,18 @@ Result<SharedMemory> Agents::ask(const ProcessIdentity& process, const model::Sh
         sockets_.erase(known);
         if (answer.error().code != ErrorCode::connection_lost) return std::move(answer).error();
     }
-    auto socket = GPU_SLEEP_TRY(connect_to(process));
-    auto answer = GPU_SLEEP_TRY(ask_by(socket.get(), request, deadline));
-    sockets_.emplace_back(process, std::move(socket));
-    return std::move(answer.reply);
+    constexpr Milliseconds k_between_tries{5};
+    for (;; std::this_thread::sleep_for(k_between_tries)) {
+        auto socket = GPU_SLEEP_TRY(connect_to(process));
+        auto answer = ask_by(socket.get(), request, deadline);
+        if (answer) {
+            sockets_.emplace_back(process, std::move(socket));
+            return std::move(answer->reply);
+        }
+        // It closes connections when there are too many.
+        if (answer.error().code != ErrorCode::connection_lost || Clock::now() >= deadline)
+            return std::move(answer).error();
+    }
 }
 
 } // namespace gpu_sleep::agent::server

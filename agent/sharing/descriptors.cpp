@@ -89,6 +89,20 @@ std::optional<std::vector<int>> numbers_in(const std::string& path) {
     return numbers;
 }
 
+} // namespace
+
+bool has_no_agent(pid_t pid) {
+    const auto tasks = fmt::format("/proc/{}/task", pid);
+    const auto threads = numbers_in(tasks);
+    const auto may_be_its = [&](int thread) {
+        const auto name = read_small_file(fmt::format("{}/{}/comm", tasks, thread));
+        return !name || name->starts_with(k_control_thread);
+    };
+    return threads && std::ranges::none_of(*threads, may_be_its);
+}
+
+namespace {
+
 /// By the thread: the links of a process whose first thread has ended cannot be read.
 std::string link_of(int descriptor) {
     return fmt::format("/proc/thread-self/fd/{}", descriptor);

@@ -12,16 +12,11 @@
 namespace gpu_sleep::agent::sharing {
 
 Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept {
-    const auto give_up = [=]() -> Answer {
-        if (note_unseen_import(descriptor)) return std::nullopt;
-        log::warning("memory that came by descriptor {} cannot be opened: too few descriptors", descriptor);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    };
     return answered([&]() -> Answer {
         const auto with = memory();
         if (!handle) return std::nullopt;
         const auto import = with ? recognise(descriptor) : Result<PassingImport>(Error());
-        if (!import) return give_up();
+        if (!import) return std::nullopt;
         auto& memory = *with;
         auto& all = books().handles;
         if (import->from.pid == ::getpid()) {
@@ -34,7 +29,7 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
         }
         const Passing passing(*import);
         const auto shared = ask_until_awake(import->from, import->asked);
-        if (!shared) return give_up();
+        if (!shared) return std::nullopt;
         auto made = make_entry<Handles::ByNumber>();
         auto& mine = made.mapped();
         mine.import = *import;
@@ -53,6 +48,17 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
         *handle = all.add(std::move(made));
         return CUDA_SUCCESS;
     });
+}
+
+CUresult import_unseen(const CUmemGenericAllocationHandle* handle, int descriptor,
+                       const std::function<CUresult()>& import) noexcept {
+    const auto status = import();
+    bool is_noted = false;
+    ignoring_errors([&] { is_noted = status != CUDA_SUCCESS || note_unseen_import(descriptor); });
+    if (is_noted) return status;
+    log::warning("memory that came by descriptor {} cannot be opened: too few descriptors", descriptor);
+    if (const auto with = memory()) with->api().cuMemRelease(*handle);
+    return CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descriptor,

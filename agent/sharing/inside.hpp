@@ -31,6 +31,8 @@ inline constexpr Milliseconds k_until_told{1'000};
                                                            model::SharedMemoryRequest asked);
 /// Whether it has ended, for all that can be known.
 [[nodiscard]] bool has_ended(const ProcessIdentity& process);
+/// Whether the process certainly has no agent.
+[[nodiscard]] bool has_no_agent(pid_t pid);
 /// Whether a process that does not answer is about to end; waits a second for that.
 [[nodiscard]] bool is_gone_soon(const ProcessIdentity& process);
 /// The status of the driver's call that failed: nothing else fails while shared memory is mapped.
@@ -57,8 +59,8 @@ private:
 /// Whose memory a descriptor is, and by which values it is asked for. Errors: not_owned, io_failed, those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<PassingImport> recognise(int descriptor);
-/// Of a descriptor that the driver imports, and the agent whose memory it is was not told: that sees a lock
-/// while this process lives. False if it would not. May throw for want of memory.
+/// Of a descriptor that the driver has imported, and the agent whose memory it is was not told: that sees a
+/// lock while this process lives. False if it would not. May throw for want of memory.
 [[nodiscard]] bool note_unseen_import(int descriptor);
 /// Whether all handles that the program has of that memory of another process, if any, are of what the ledger
 /// has.

@@ -50,7 +50,8 @@ Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model
         if (Clock::now() - start > k_silence && !std::exchange(is_said, true))
             log::warning("memory of process {} is opened once that is awake: gpu-wake {}", owner.pid,
                          owner.pid);
-        std::this_thread::sleep_for(k_between_tries);
+        if (!gate::step_aside(k_between_tries, gate::Touch::shares, "memory of another process"))
+            return make_error(ErrorCode::cancelled, "the gate is closed");
     }
 }
 
@@ -77,6 +78,12 @@ bool is_gone_soon(const ProcessIdentity& process) {
 namespace {
 
 constexpr Milliseconds k_between_questions{2};
+
+/// Whether a process has ended, or runs another program, which has no agent yet. `said` is why it did not
+/// answer.
+bool is_gone(const ProcessIdentity& process, const Error& said) {
+    return has_ended(process) || (said.code == ErrorCode::no_agent && has_no_agent(process.pid));
+}
 
 std::optional<std::uint64_t> epoch_of(const HeldFile* epochs) {
     std::uint64_t epoch = 0;
@@ -108,7 +115,7 @@ std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedM
         if (importer.pid != 0 && has_ended(importer)) continue;
         if (std::ranges::find(silent, importer) != silent.end()) return importer.pid;
         const auto goes = agents.ask(importer, asked, Clock::now() + patience);
-        if (goes || goes.error().code == ErrorCode::not_owned) continue;
+        if (goes || goes.error().code == ErrorCode::not_owned || is_gone(importer, goes.error())) continue;
         if (goes.error().code != ErrorCode::refused) {
             if (importer.pid != 0 && is_gone_soon(importer)) continue;
             silent.push_back(importer);
@@ -211,7 +218,8 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
     for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, false); })) {
         auto said = ask_until_decided(agents, each, party, deadline, keep_going);
         const auto code = said ? ErrorCode::internal : said.error().code;
-        if (code == ErrorCode::refused || code == ErrorCode::not_owned || (!said && has_ended(each.from))) {
+        if (code == ErrorCode::refused || code == ErrorCode::not_owned ||
+            (!said && is_gone(each.from, said.error()))) {
             stays.push_back(stays_with(each.bytes, each.from.pid));
             continue;
         }
@@ -373,7 +381,6 @@ Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory, const mo
 }
 
 bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
-    constexpr Milliseconds k_until_known{10'000};
     constexpr Milliseconds k_hearsay{500}; // longer than it takes from one to the next
     const auto others = all_sharers(memory);
     memory.shared_ranges().withdraw_from_party();
@@ -384,9 +391,9 @@ bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
     for (bool may_be_told = !others.empty(); may_be_told;) {
         may_be_told = Clock::now() - start < k_hearsay;
         for (const auto& other : others) {
-            const auto said = server::ask_for_memory(other, asked, start + k_until_known);
+            const auto said = server::ask_for_memory(other, asked, Clock::now() + k_patience);
             if (said) return true;
-            may_be_told |= said.error().code == ErrorCode::timed_out && Clock::now() - start < k_until_known;
+            may_be_told |= said.error().code == ErrorCode::timed_out && !has_ended(other);
         }
         std::this_thread::sleep_for(k_between_questions);
     }
@@ -452,7 +459,8 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
         auto asked = each.asked;
         asked.question = model::SharingQuestion::is_there;
         const auto said = server::ask_for_memory(each.from, asked, Clock::now() + k_patience);
-        if (said || (said.error().code != ErrorCode::not_owned && !has_ended(each.from))) continue;
+        if (said || (said.error().code != ErrorCode::not_owned && !is_gone(each.from, said.error())))
+            continue;
         bool are_lost = false;
         memory.with_lock([&](LockedMemory& locked) {
             bool is_own = false;

@@ -40,6 +40,9 @@ using intercepted::Answer;
 /// Imports memory that a process with an agent has exported; waits for that one. No answer for all other
 /// descriptors.
 [[nodiscard]] Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexcept;
+/// Runs `import`, which has the driver import such a descriptor.
+CUresult import_unseen(const CUmemGenericAllocationHandle* handle, int descriptor,
+                       const std::function<CUresult()>& import) noexcept;
 /// Runs `use`, which exports the driver's handle behind the program's, or the handle itself when it is none
 /// of ours, to the number that `descriptor` points to then. Its memory sleeps if all sleep who have it, or
 /// stays where that cannot be known. The caller passes the gate meanwhile, so that nothing moves.

@@ -538,6 +538,7 @@ const Commands& commands() {
         {"contexts", do_contexts},
         {"fork", do_fork},
         {"end_slowly", do_end_slowly},
+        {"exec", [](Words&) { return ::execl("/bin/sleep", "sleep", "600", nullptr), Answer(); }},
         {"adopt", do_adopt},
         {"children", do_children},
         {"chroot", do_chroot},

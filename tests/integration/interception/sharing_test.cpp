@@ -409,7 +409,7 @@ TEST_CASE("Sharing: callbacks hear of what wakes, though its owner does not brin
         CHECK(woken.status == status);
         return pair.taker.tell("told");
     };
-    CHECK(wake(4) == " level 0 deep 0, large 0");
+    CHECK(wake(7) == " level 0 deep 0, large 0");
     spoil();                // it is right again
     CHECK(wake(0).empty()); // what others have is not the program's own to hear of
     CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
@@ -518,9 +518,12 @@ TEST_CASE("Sharing: a descriptor that only claims to be of another's memory open
     REQUIRE(::fcntl(made.get(), F_SETOWN, pair.giver.pid()) == 0);
     REQUIRE(::fcntl(made.get(), F_OFD_SETLK, &lock) == 0);
     const auto path = pair.family.file("socket");
+    const auto open_files = [&] { return files_in(fmt::format("/proc/{}/fd", pair.taker.pid())).size(); };
+    const auto before = open_files();
     pair.taker.process().send(fmt::format("import {} {}", path, k_piece_bytes));
     send_descriptor(made.get(), path);
     CHECK_THAT(pair.taker.process().read_line(), mentions("cuMemImportFromShareableHandle"));
+    CHECK(open_files() == before);
     pair.fall_asleep();
     pair.wake();
 }
@@ -548,6 +551,62 @@ TEST_CASE("Sharing: who opens what sleeps waits until it is awake, and wakes it"
     CHECK(opened.hash == pair.given.hash);
     CHECK(succeeded(pair.command("gpu-wake")));
     CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+}
+
+TEST_CASE("Sharing: who waits to open memory of a sleeper can sleep meanwhile", "[sharing]") {
+    Pair pair;
+    const auto handle = pair.giver.tell("share " + pair.given.number);
+    pair.fall_asleep({"--on-touch", "wait"});
+    Host late(captured_launch(k_linked, pair.family.plain().environment));
+    const auto own = make_piece(late, "plain", k_piece_bytes);
+    late.process().send(fmt::format("open {} {}", handle, pair.bytes));
+    pause_for(Milliseconds(100));
+    CHECK(succeeded(pair.command(late, "gpu-sleep")));
+    CHECK(succeeded(pair.command("gpu-wake")));
+    CHECK(succeeded(pair.command(late, "gpu-wake")));
+    CHECK(late.process().read_line().starts_with("ok "));
+    check_intact(late, own);
+}
+
+TEST_CASE("Sharing: a constructor that waits for memory keeps nobody from sleeping together", "[sharing]") {
+    DeepFamily family(2, {"GPU_SLEEP_RULES=min=12MiB,tag=large;any"});
+    auto& host = family[0];
+    const auto large = make_piece(host, "plain", 3 * k_piece_bytes);
+    const auto succeeds = [&](const char* command, Arguments arguments) {
+        CHECK(succeeded(run(family.launch(command, std::move(arguments)))));
+    };
+    succeeds("gpu-sleep", {std::to_string(host.pid()), "--tags", "large"});
+    host.process().send("load " + library_file("libsafety_constructor.so"));
+    REQUIRE(becomes_true([&] { return host.report("gate/waiting_threads") == "1"; }));
+    for (const char* const command : {"gpu-sleep", "gpu-wake"})
+        succeeds(command, {DeepFamily::root(), "--tree"});
+    CHECK(host.process().read_line().starts_with("ok"));
+    check_intact(host, large);
+}
+
+TEST_CASE("Sharing: who runs another program has no memory any more", "[sharing]") {
+    Pair pair;
+    pair.giver.tell("free " + pair.opened_back.number);
+    const auto becomes_another = [](Host& host) {
+        host.process().send("exec");
+        const auto name = fmt::format("/proc/{}/comm", host.pid());
+        REQUIRE(becomes_true([&] { return content_of(name) == "sleep\n"; }));
+    };
+    SECTION("its owner") {
+        pair.fall_asleep();
+        becomes_another(pair.giver);
+        CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
+        CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
+        pair.giver.kill();
+    }
+    SECTION("who has opened it") {
+        becomes_another(pair.taker);
+        CHECK(succeeded(pair.command(pair.giver, "gpu-sleep")));
+        CHECK(pair.giver.report("residual/0/kind") == "none");
+        CHECK(succeeded(pair.command(pair.giver, "gpu-wake")));
+        check_intact(pair.giver, pair.given);
+        pair.taker.kill();
+    }
 }
 
 TEST_CASE("Sharing: whatever call of whomever fails, all sleep or all are awake", "[sharing]") {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copyright the gpu-sleep authors. */
-/* A library that is linked to libcuda and initialises it in its constructor, where the loader's lock is held:
- * a moment late, so that another thread has come as far as it can without that lock. */
+/* A library that is linked to libcuda, initialises it in its constructor, where the loader's lock is held,
+ * and allocates: a moment late, so that another thread has come as far as it can without that lock. */
 
 #include <cuda.h>
 #include <unistd.h>
@@ -9,4 +9,6 @@
 __attribute__((constructor)) static void start_cuda(void) {
     usleep(300000);
     cuInit(0);
+    CUdeviceptr memory;
+    cuMemAlloc(&memory, 1 << 20);
 }
