@@ -165,7 +165,8 @@ struct Imports {
         GPU_SLEEP_ACQUIRED_BEFORE(lock_order::innermost);
     std::list<Import> all GPU_SLEEP_GUARDED_BY(mutex);
     std::list<PassingImport> passing GPU_SLEEP_GUARDED_BY(mutex);
-    std::atomic<bool> has_had_any_of_pools{false}; ///< without any, no free has to look for one
+    std::list<HeldFile> adopted GPU_SLEEP_GUARDED_BY(mutex); ///< locks of what has no owner but this process
+    std::atomic<bool> has_had_any_of_pools{false};           ///< without any, no free has to look for one
 
     // None of these takes memory.
 

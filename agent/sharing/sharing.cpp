@@ -453,6 +453,21 @@ void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t wa
     put_descriptors_back(locked);
 }
 
+/// Whether another process has made its own, too, what slept there as well when its owner ended. `epochs` is
+/// that one's file, by which others see from now on that this process has.
+bool is_adopted_twice(const HeldFile& epochs, std::uint64_t allocation) {
+    constexpr auto k_most = std::uint64_t{1} << 62;
+    const auto path = fmt::format("/proc/thread-self/fd/{}", epochs.get());
+    LockedFile own(UniqueFd(open_file(AT_FDCWD, path.c_str(), O_RDWR | O_CLOEXEC)));
+    if (!own) return false;
+    const auto at = static_cast<off_t>(sizeof(std::uint64_t) + allocation % k_most);
+    if (own.lock(LockedFile::Holder::descriptor, at, 1) != LockedFile::Lock::taken) return true;
+    auto& imports = books().imports;
+    const MutexLock lock(imports.mutex);
+    imports.adopted.push_back(std::move(own));
+    return false;
+}
+
 std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
     std::vector<std::string> notes;
     for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, true); })) {
@@ -462,6 +477,7 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
         if (said || (said.error().code != ErrorCode::not_owned && !is_gone(each.from, said.error())))
             continue;
         bool are_lost = false;
+        std::shared_ptr<HeldFile> epochs; // of who owned it, if it has become this process's
         memory.with_lock([&](LockedMemory& locked) {
             bool is_own = false;
             for_each_import(locked, [&](const Import& import, ledger::Backing& backing) {
@@ -469,7 +485,10 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
                 is_own = true;
                 backing.imported = false;
                 are_lost = epoch_of(import.epochs.get()) != import.epoch;
-                if (!are_lost) return;
+                if (!are_lost) {
+                    epochs = import.epochs;
+                    return;
+                }
                 locked.contents().forget(std::exchange(backing.kept, {}).range);
                 ledger::Ledger::move(backing, model::Residence::dropped);
             });
@@ -479,6 +498,11 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
             notes.push_back(fmt::format("{} are zero: process {}, which shared them, woke without this one "
                                         "and gave them up",
                                         format_bytes(each.bytes), each.from.pid));
+        else if (epochs && is_adopted_twice(*epochs, each.asked.allocation))
+            notes.push_back(
+                fmt::format("{} are shared no more: process {}, which shared them, has ended, and "
+                            "each other process has them for itself",
+                            format_bytes(each.bytes), each.from.pid));
     }
     return notes;
 }

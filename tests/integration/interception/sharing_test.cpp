@@ -439,6 +439,27 @@ TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
     pair.taker.tell("free " + pair.opened.number);
 }
 
+TEST_CASE("Sharing: who else had it is told that it is shared no more once its owner has ended",
+          "[sharing]") {
+    DeepFamily family(3);
+    const auto given = make_piece(family[0], "plain", k_piece_bytes);
+    const auto handle = family[0].tell("share " + given.number);
+    std::vector<Piece> opened;
+    for (std::size_t i : {1, 2}) opened.push_back(open_piece(family[i], handle, k_piece_bytes));
+    const auto command = [&](const char* name, Arguments options) {
+        return ended(run(family.launch(name, std::move(options)))).out;
+    };
+    command("gpu-sleep", {DeepFamily::root(), "--tree"});
+    family[0].kill();
+    const auto wake = [&](std::size_t i) {
+        const auto said = command("gpu-wake", {std::to_string(family[i].pid())});
+        CHECK(family[i].tell("hash " + opened[i - 1].number) == given.hash);
+        return said;
+    };
+    CHECK_THAT(wake(1), !mentions("shared no more"));
+    CHECK_THAT(wake(2), mentions("shared no more"));
+}
+
 TEST_CASE("Sharing: what another device has as well stays, whoever else goes to sleep", "[sharing]") {
     Pair pair;
     const bool is_owner = GENERATE(true, false);
