@@ -10,6 +10,7 @@
 #include "support/descriptor_message.hpp"
 #include "support/files_of.hpp"
 #include "support/sweep.hpp"
+#include "support/tree.hpp"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
