@@ -337,6 +337,28 @@ TEST_CASE("Live: copies and what sleeps in place go to files together, or neithe
     fixture.wake_whole();
 }
 
+TEST_CASE("Live: what sleeps in place has nothing kept besides if its file cannot get a name",
+          "[live][in_place]") {
+    EngineFixture fixture;
+    fixture.add(0, "weights", 2 * k_mib);
+    start_in_host_memory(fixture);
+    REQUIRE(fixture.sleep(level(1)));
+    const Scratch scratch;
+    auto request = raw(in_files(scratch, true));
+    request.keep_files = true;
+    auto control = fixture.control();
+    control.wait_for_others = [&] {
+        std::filesystem::remove_all(request.directory);
+        return Result<bool>(false);
+    };
+    model::Report report;
+    CHECK_FALSE(fixture.engine().sleep(request, control, report, sleep::Transactions::Scope::sleepers));
+    CHECK(in_place(fixture) == 2 * k_mib);
+    CHECK(fixture.ledger().backings().begin()->second.kept.range == 0);
+    CHECK(fixture.file_bytes() == 0);
+    fixture.wake_whole();
+}
+
 TEST_CASE("Live: what sleeps in place survives the failure of every driver call", "[sweep][live]") {
     const auto step = GENERATE(as<std::string>(), "sleep", "wake", "deep", "files");
     // The call alone, it and all after it, or what undoes the rest: only unmapping, or only mapping, fails.
