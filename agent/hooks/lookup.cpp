@@ -7,7 +7,7 @@
 #include "base/guard.hpp"
 #include "base/log.hpp"
 #include "base/symbols.hpp"
-#include "base/thread_safety.hpp"
+#include "common/lock_order.hpp"
 #include "driver/library.hpp"
 #include "freestanding/no_c_library.hpp"
 #include "freestanding/trampolines.hpp"
@@ -110,7 +110,7 @@ const Table* table() noexcept {
     if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
     if (!find_all_real()) return nullptr;
     const auto found = make_table(); // also each thread for itself
-    static Mutex s_mutex;            ///< held over a copy alone
+    static Mutex s_mutex GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::innermost); ///< held over a copy alone
     const MutexLock lock(s_mutex);
     if (const auto* made = g_table.load(std::memory_order_acquire)) return made;
     static constinit Table s_table;
@@ -152,7 +152,9 @@ struct Unknown {
     char name[64] = {};
 };
 
-Mutex g_unknown_mutex;                                    ///< held over a few words alone, while one is added
+/// Held over a few words alone, while one is added.
+Mutex g_unknown_mutex GPU_SLEEP_ACQUIRED_AFTER(agent::lock_order::handles)
+    GPU_SLEEP_ACQUIRED_BEFORE(agent::lock_order::innermost);
 constinit std::array<Unknown, k_unknown_count> g_known{}; ///< those below the count are not changed later
 constinit std::size_t g_used = 0;
 

@@ -9,7 +9,7 @@ namespace gpu_sleep::agent::registry {
 Registry& make_books() noexcept {
     // In place, because their first use may come when the program has no memory left.
     alignas(Registry) static std::byte s_storage[sizeof(Registry)];
-    static Mutex s_mutex;
+    static Mutex s_mutex GPU_SLEEP_ACQUIRED_AFTER(lock_order::innermost);
     const MutexLock lock(s_mutex);
     if (auto* const made = g_books.load(std::memory_order_acquire)) return *made;
     auto* const made = ::new (static_cast<void*>(s_storage)) Registry;

@@ -152,6 +152,11 @@ int main(int argc, char** argv) {
         options.root.empty() ? fs::path("/") : (fs::absolute(options.root, failure) / "").lexically_normal();
     if (failure)
         return cli::usage_error(k_program, "--root is relative to a working directory that is gone", false);
+    if (!fs::is_directory(options.root, failure))
+        return cli::usage_error(
+            k_program,
+            fmt::format("--root: {}: {}; name a directory that exists", options.root, failure.message()),
+            false);
     if (options.show) {
         std::string text;
         for (const std::string whose : {"user", "machine", "containers"})

@@ -46,7 +46,10 @@ inline constexpr int outcome_unknown = 9;
     return one;
 }
 
-/// The kind of an error. The numbers are sent between command and agent: never change one, add at the end.
+/// The kind of an error. The numbers are sent between command and agent: never change one, add at the end. A
+/// new one also needs a row in error.cpp (word, exit statuses, advice), a case in agent/api.cpp, its word in
+/// "Words of error.code" of gpu-ps.1, a class in agent/python/gpu_sleep/errors.py if programs handle it, and
+/// a place in tests/unit/error_test.cpp.
 enum class ErrorCode : std::uint16_t {
     internal = 1,
     invalid_argument = 2,

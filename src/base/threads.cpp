@@ -67,7 +67,7 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::start(const char* name, unsigned
 
 ThreadPool::~ThreadPool() {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         ends_ = true;
     }
     changed_.notify_all();
@@ -76,15 +76,15 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::post(Job job) {
     // Notified with the lock held: once the job is done, whoever waits for it may destroy this.
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     jobs_.push_back(std::move(job));
     changed_.notify_one();
 }
 
 void ThreadPool::work(std::size_t worker) {
     for (;;) {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return ends_ || !jobs_.empty(); });
+        MutexLock lock(mutex_);
+        changed_.wait(mutex_, [this]() GPU_SLEEP_REQUIRES(mutex_) { return ends_ || !jobs_.empty(); });
         if (jobs_.empty()) return;
         const auto job = std::move(jobs_.front());
         jobs_.pop_front();

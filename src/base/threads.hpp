@@ -7,14 +7,13 @@
 
 #include "base/error.hpp"
 #include "base/fd.hpp"
+#include "base/thread_safety.hpp"
 
 #include <atomic>
-#include <condition_variable>
 #include <csignal>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -42,19 +41,19 @@ private:
 class FirstFailure {
 public:
     void note(Error error) noexcept {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (!error_) error_ = std::move(error);
         has_failed_ = true;
     }
     [[nodiscard]] const std::atomic<bool>& has_failed() const noexcept { return has_failed_; }
     [[nodiscard]] Result<void> result() const {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         return error_ ? Result<void>(*error_) : Result<void>();
     }
 
 private:
-    mutable std::mutex mutex_;
-    std::optional<Error> error_;
+    mutable Mutex mutex_;
+    std::optional<Error> error_ GPU_SLEEP_GUARDED_BY(mutex_);
     std::atomic<bool> has_failed_{false};
 };
 
@@ -82,10 +81,10 @@ private:
     void work(std::size_t worker);
 
     std::vector<std::thread> threads_; ///< not changed after start
-    std::mutex mutex_;                 ///< guards all below
-    std::condition_variable changed_;
-    std::deque<Job> jobs_;
-    bool ends_ = false;
+    Mutex mutex_;
+    Condition changed_;
+    std::deque<Job> jobs_ GPU_SLEEP_GUARDED_BY(mutex_);
+    bool ends_ GPU_SLEEP_GUARDED_BY(mutex_) = false;
 };
 
 /// A call on a thread of its own. Move-only. Destroyed while the call is under way, it leaves it to itself:

@@ -38,21 +38,21 @@ void CopyCheck::check(std::size_t first, std::size_t count) noexcept {
             const auto& copy = copies_[i];
             const auto* const memory = read_block(copy.place, copy.device.bytes, buffer);
             if (memory && is_as_sealed(key_, memory, copy.device.bytes, copy.seal)) continue;
-            const std::lock_guard lock(mutex_);
+            const MutexLock lock(mutex_);
             damaged_.push_back(copy);
         }
     });
     if (!done) failure_.note(std::move(done).error());
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     checked_ += count;
     changed_.notify_all();
 }
 
 Result<std::vector<CopyCheck::Copy>> CopyCheck::finish(const std::function<Result<void>()>& listen) {
     constexpr Milliseconds k_between{100};
-    std::unique_lock lock(mutex_);
-    const auto is_over = [this] { return checked_ == copies_.size(); };
-    while (!changed_.wait_for(lock, k_between, is_over)) {
+    MutexLock lock(mutex_);
+    const auto is_over = [this]() GPU_SLEEP_REQUIRES(mutex_) { return checked_ == copies_.size(); };
+    while (!changed_.wait_for(mutex_, k_between, is_over)) {
         lock.unlock();
         GPU_SLEEP_TRY(listen());
         lock.lock();

@@ -38,10 +38,10 @@ private:
     const std::vector<Copy> copies_;
     const driver::FingerprintKey& key_;
     std::atomic<bool> is_ended_{false};
-    std::mutex mutex_; ///< guards all below, but for the threads
-    std::condition_variable changed_;
-    std::size_t checked_ = 0;
-    std::vector<Copy> damaged_;
+    Mutex mutex_;
+    Condition changed_;
+    std::size_t checked_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    std::vector<Copy> damaged_ GPU_SLEEP_GUARDED_BY(mutex_);
     FirstFailure failure_;
     std::unique_ptr<ThreadPool> threads_; ///< ended first
 };

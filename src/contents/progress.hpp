@@ -5,9 +5,8 @@
 #pragma once
 
 #include "base/guard.hpp"
+#include "base/thread_safety.hpp"
 #include "model/model.hpp"
-
-#include <mutex>
 
 namespace gpu_sleep::contents {
 
@@ -53,7 +52,7 @@ public:
     /// The sum never passes the total, though something be copied twice. Errors: cancelled, timed_out (the
     /// asker's deadline has passed).
     [[nodiscard]] Result<void> add(Bytes bytes) {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         done_ = std::min(done_ + bytes, total_);
         if (!tell()) stopped_ = true;
         if (stopped_) return make_error(ErrorCode::cancelled, "the request was withdrawn");
@@ -64,7 +63,7 @@ public:
     }
     /// The device's thread begins a call that may take minutes, or has ended it (Progress::in_call).
     void note_call(bool begins) {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         calls_ += begins ? 1 : -1;
         static_cast<void>(tell());
     }
@@ -73,7 +72,7 @@ public:
     [[nodiscard]] Milliseconds host_patience() const noexcept { return control_.host_patience; }
 
 private:
-    [[nodiscard]] bool tell() {
+    [[nodiscard]] bool tell() GPU_SLEEP_REQUIRES(mutex_) {
         return stopped_ || control_.progress({.phase = model::Progress::Phase::transfer,
                                               .done = done_,
                                               .total = total_,
@@ -81,10 +80,10 @@ private:
     }
 
     const Control& control_;
-    std::mutex mutex_; ///< one call of the asker at a time
-    Bytes total_;
-    Bytes done_ = 0;
-    int calls_ = 0; ///< under way
+    Mutex mutex_; ///< one call of the asker at a time
+    const Bytes total_;
+    Bytes done_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
+    int calls_ GPU_SLEEP_GUARDED_BY(mutex_) = 0; ///< under way
     std::atomic<bool> stopped_{false};
 };
 

@@ -61,8 +61,8 @@ DeviceSource::DeviceSource(driver::DeviceSession& session, Staging& staging,
 }
 
 std::optional<std::size_t> DeviceSource::find_slot(bool waits) {
-    std::unique_lock lock(mutex_);
-    if (waits) freed_.wait(lock, [this] { return !free_.empty(); });
+    const MutexLock lock(mutex_);
+    if (waits) freed_.wait(mutex_, [this]() GPU_SLEEP_REQUIRES(mutex_) { return !free_.empty(); });
     if (free_.empty()) return std::nullopt;
     const auto slot = free_.back();
     free_.pop_back();
@@ -94,7 +94,7 @@ Result<std::span<const std::byte>> DeviceSource::take(const store::ChunkPlace& p
 
 void DeviceSource::release(const store::ChunkPlace& place) noexcept {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         free_.push_back(slot_of_[place.number]);
     }
     freed_.notify_one();

@@ -117,9 +117,9 @@ private:
     std::vector<std::size_t> slot_of_; ///< of each place
     std::size_t next_ = 0;             ///< place to copy
 
-    std::mutex mutex_; ///< guards free_
-    std::condition_variable freed_;
-    std::vector<std::size_t> free_;
+    Mutex mutex_;
+    Condition freed_;
+    std::vector<std::size_t> free_ GPU_SLEEP_GUARDED_BY(mutex_);
 };
 
 /// Most device memory that coded blocks pass through, half by half. Each launch costs a program that computes

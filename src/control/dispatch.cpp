@@ -54,8 +54,10 @@ Result<void> check_wake_by_driver(const Command& command, const Process& process
                           "process {} has no agent: the driver can only wake all of it, without --tags",
                           title(process));
     if (wake.make_room)
-        return make_error(ErrorCode::invalid_argument, "process {} has no agent; --make-room needs one",
-                          title(process));
+        return make_error(ErrorCode::invalid_argument,
+                          "process {} has no agent, and its wake cannot put other processes to sleep; if its "
+                          "GPU has enough free memory: gpu-wake {}",
+                          title(process), process.pid);
     if (state == checkpoint::State::running && !command.moves.empty())
         return make_error(ErrorCode::invalid_argument,
                           "process {} is awake: have the driver put it to sleep, then wake it on another GPU",

@@ -27,7 +27,7 @@ Result<std::unique_ptr<ArenaPreparer>> ArenaPreparer::start(std::vector<HostAren
 
 void ArenaPreparer::cancel() noexcept {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         stopped_ = true;
     }
     changed_.notify_all();
@@ -49,7 +49,7 @@ Result<void> ArenaPreparer::fill(const Task& task, std::optional<HostClaim>& cla
     if (!claim || claim->bytes() < bytes) {
         claim.reset();
         const auto look = [this]() -> Result<void> {
-            const std::lock_guard lock(mutex_);
+            const MutexLock lock(mutex_);
             return stopped_ ? ended() : Result<void>();
         };
         auto made = GPU_SLEEP_TRY(options_.budget->claim(
@@ -72,7 +72,7 @@ Error ArenaPreparer::ended() const {
 }
 
 std::string ArenaPreparer::missing() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return format_bytes(sum_of(tasks_, [](const Task& task) {
         return task.arena->is_ready(task.piece) ? 0 : task.arena->piece(task.piece).size();
     }));
@@ -80,7 +80,7 @@ std::string ArenaPreparer::missing() {
 
 void ArenaPreparer::finish(const Task& task, Result<void> result) {
     {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         if (result) {
             task.arena->pieces_[task.piece].is_ready = true;
         } else {
@@ -97,9 +97,9 @@ Result<void> ArenaPreparer::wait(const HostArena& arena, std::size_t piece,
     if (std::ranges::find(arenas_, &arena) == arenas_.end() || piece >= arena.piece_count())
         return make_error(ErrorCode::internal, "waiting for host memory that nobody prepares");
     const model::StepClock::Timed timed(options_.steps, model::Step::await_host);
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     const auto is_over = [&] { return arena.is_ready(piece) || stopped_; };
-    while (!changed_.wait_for(lock, k_between, is_over)) {
+    while (!changed_.wait_for(mutex_, k_between, is_over)) {
         lock.unlock();
         GPU_SLEEP_TRY(listen());
         lock.lock();

@@ -53,8 +53,8 @@ private:
     /// Waits for headroom for the piece, if `claim` has none left for it, then prepares it. Errors:
     /// out_of_host_memory, cancelled.
     [[nodiscard]] Result<void> fill(const Task& task, std::optional<HostClaim>& claim);
-    /// Why no more pieces are made ready; the mutex is held.
-    [[nodiscard]] Error ended() const;
+    /// Why no more pieces are made ready.
+    [[nodiscard]] Error ended() const GPU_SLEEP_REQUIRES(mutex_);
     void finish(const Task& task, Result<void> result);
     [[nodiscard]] std::string missing();
 
@@ -65,9 +65,9 @@ private:
     std::atomic<std::size_t> next_{0}; ///< task to take up
     std::atomic<bool> stopped_{false}; ///< set with mutex_ held, so that no waiting thread misses it
 
-    std::mutex mutex_; ///< guards what follows, but for the threads, and which pieces are ready
-    std::condition_variable changed_;
-    std::optional<Error> failure_; ///< of the first piece that failed
+    Mutex mutex_; ///< guards which pieces are ready, too
+    Condition changed_;
+    std::optional<Error> failure_ GPU_SLEEP_GUARDED_BY(mutex_); ///< of the first piece that failed
 
     std::unique_ptr<ThreadPool> pool_; ///< ended first
 };

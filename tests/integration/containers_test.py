@@ -660,6 +660,7 @@ class Description(unittest.TestCase):
 
     def test_an_image_of_a_system(self):
         root = MACHINE_HERE.scratch / "system"
+        root.mkdir()
         told = MACHINE_HERE.done("gpu-enable", "containers", "--root", str(root))
         self.assertTrue((root / "etc/cdi/gpu-sleep.json").is_file())
         self.assertIn("install gpu-sleep there, too", told)

@@ -127,6 +127,7 @@ bool has_door() {
     return std::filesystem::exists(command_file("gpu-sleep-http"));
 }
 
+/// What the tests below run: a new command needs a line here.
 std::vector<Command> all_commands(const std::string& place) {
     constexpr auto k_nobody = "999999999"; // beyond any pid
     std::vector<Command> all{{{"gpu-ps"}, {k_nobody}, 3},

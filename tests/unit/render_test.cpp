@@ -337,7 +337,8 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     const auto advice = [](std::string_view program, ErrorCode code) {
         return std::string(advice_from(program, make_error(code, "")));
     };
-    CHECK_THAT(advice("gpu-sleep", ErrorCode::out_of_host_memory), mentions("--level 2"));
+    CHECK_THAT(advice("gpu-sleep", ErrorCode::out_of_host_memory),
+               mentions("--spill DIR") && mentions("--level 2"));
     CHECK_THAT(advice("gpu-wake", ErrorCode::out_of_host_memory), !mentions("--level 2"));
     CHECK_THAT(advice("gpu-wake", ErrorCode::out_of_device_memory), mentions("--wait 60s"));
     CHECK_THAT(advice("gpu-sleep", ErrorCode::out_of_device_memory), !mentions("gpu-wake"));

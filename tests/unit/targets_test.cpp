@@ -94,7 +94,10 @@ TEST_CASE("Targets: the first process of a namespace stands for nobody, unless a
     tree.add({.pid = ::getpid(), .parent = 20, .start_time = 99});
     tree.add({.pid = 20, .inner_pid = 1});
     auto finder = finder_of(tree);
-    CHECK(code_of(find_targets(finder, "20")) == ErrorCode::no_agent);
+    const auto none = find_targets(finder, "20");
+    CHECK(code_of(none) == ErrorCode::no_agent);
+    CHECK_THAT(none.error().message,
+               test::mentions("gpu-ps lists") && test::mentions("gpu-sleep --tree")); // by any command
     REQUIRE(find_tree(finder, "20"));
     CHECK(find_tree(finder, "20")->reached.size() == 1);
     CHECK(code_of(find_tree(finder, "21")) == ErrorCode::no_process);

@@ -75,6 +75,8 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     CHECK_THAT(plain.err, mentions(" --engine driver"));
     REQUIRE(machine.command("gpu-sleep", {"--engine", "auto"}).status == 0);
     CHECK(machine.command("gpu-wake", {"--tags", "weights"}).status == 2);
+    check_ended(machine.command("gpu-switch"), 2,
+                mentions(fmt::format("gpu-wake {}", machine.host.pid())) && !mentions("--make-room"));
     machine.wake_whole();
 
     const auto name = fmt::format("gpu-sleep-test-{}", ::getpid());

@@ -350,6 +350,16 @@ TEST_CASE("Login: where a file cannot be changed nothing is left", "[login]") {
     CHECK_FALSE(fs::exists(home.scratch.path() / ".config/environment.d"));
 }
 
+TEST_CASE("Login: a root that was mistyped is not made", "[login]") {
+    const Scratch images;
+    const Arguments what = GENERATE(Arguments{"machine"}, Arguments{"machine", "--off"},
+                                    Arguments{"containers"}, Arguments{"--show"});
+    Arguments words{command_file("gpu-enable"), "--root", images.file("imgae")};
+    words.insert(words.end(), what.begin(), what.end());
+    check_ended(run({words}), 2, mentions("imgae/: No such file or directory"));
+    CHECK_FALSE(fs::exists(images.path() / "imgae"));
+}
+
 TEST_CASE("Login: the machine's files are read by shells and by systemd", "[login]") {
     const Scratch image;
     write(image.path() / "usr/share/jupyter/kernels/python3/kernel.json", k_kernel);
