@@ -34,9 +34,8 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
                 "free GPU memory, retry with --wait 60s, or put other processes to sleep with --make-room"},
     ErrorTraits{ErrorCode::out_of_host_memory, "out_of_host_memory", no_host_memory, failed_asleep,
-                "keep the rest in files with gpu-sleep --spill DIR, free host memory, raise gpu-run "
-                "--host-budget, or "
-                "drop contents with --level 2"},
+                "keep the rest in files with gpu-sleep --spill DIR, free host memory, raise "
+                "gpu-run --host-budget, or drop contents with --level 2"},
     ErrorTraits{ErrorCode::refused, "refused", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::capture_in_progress, "capture_in_progress", timed_out, timed_out,
                 "try again when the capture is over"},

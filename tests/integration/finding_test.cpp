@@ -158,9 +158,11 @@ TEST_CASE("Finding: where pid namespaces share a /tmp, no agent removes the sock
     for (const auto& file : fs::directory_iterator(fs::path(socket).parent_path()))
         if (file.path().filename().native().starts_with("1-")) left.push_back(file.path());
     CHECK(left.size() == 2); // its socket, and how it stands
-    inside.kill();
-    const LoadedHost next(in_another);
-    CHECK(std::ranges::none_of(left, [](const fs::path& file) { return fs::exists(file); }));
+    inside.kill();           // its ancestor has ended then, and it does a moment later
+    CHECK(becomes_true([&] {
+        const LoadedHost next(in_another);
+        return std::ranges::none_of(left, [](const fs::path& file) { return fs::exists(file); });
+    }));
     CHECK(fs::exists(socket));
 }
 
