@@ -125,17 +125,13 @@ public:
                 return woken;
             };
             // Others that wake for this one may wait for what it has.
-            const auto is_shared = [](const auto& each) {
-                return each.second.imported && each.second.is_asleep();
-            };
             const bool is_own_first = request_.with_sharers && !request_.joint && !request_.dry_run &&
-                                      std::ranges::any_of(locked.ledger().backings(), is_shared);
+                                      sharing::any_import_sleeps(locked);
             auto woken = wake(is_own_first ? sleep::Fetch() : fetch, false);
             if (is_own_first && woken)
                 if (const auto rest = wake(fetch, true); !rest && !woken->left)
-                    woken->left =
-                        make_error(ErrorCode::driver_failed, "what it shares with others sleeps on: {}",
-                                   rest.error().message);
+                    woken->left = make_error(ErrorCode::driver_failed, "what it shares sleeps on: {}",
+                                             rest.error().message);
             memory.shared_ranges().take_part(0);
             from_place_ = in_place - locked.ledger().in_place();
             return woken;

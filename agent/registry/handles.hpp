@@ -155,6 +155,7 @@ struct Import {
     unsigned opens = 1; ///< 0: closed, and work may yet use it
     bool is_asleep = false;
     bool stays = false;                 ///< for another reason than that others have it
+    bool goes = false;                  ///< to sleep, or wakes, in the party of its owner
     std::shared_ptr<HeldFile> epochs{}; ///< asleep: the owner's, see SharedRanges::goes_down()
     std::uint64_t epoch = 0;            ///< that it says while the contents kept here are the owner's
     std::shared_ptr<Pool> pool{};       ///< by which it was imported; null: by CUDA IPC, or a descriptor

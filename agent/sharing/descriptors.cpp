@@ -148,6 +148,24 @@ bool may_have_imported(pid_t process) {
     return !there || !is_gone_soon({process, *there});
 }
 
+/// Whether the process has one of the files open. It is asked by a thread that lives, for what one that has
+/// ended had cannot be read, though it is the first. Nothing if this process lacks descriptors to tell.
+std::optional<bool> has_open(const std::set<FileKey>& files, pid_t pid) {
+    const auto tasks = fmt::format("/proc/{}/task", pid);
+    const auto threads = numbers_in(tasks);
+    if (!threads) return errno == EMFILE || errno == ENFILE ? std::nullopt : std::optional(false);
+    for (const int thread : *threads) {
+        const auto path = fmt::format("{}/{}/fd", tasks, thread);
+        const auto numbers = numbers_in(path);
+        if (!numbers && (errno == EMFILE || errno == ENFILE)) return std::nullopt;
+        const auto is_one = [&](int number) {
+            return files.contains(key_of(fmt::format("{}/{}", path, number)));
+        };
+        if (numbers && !numbers->empty()) return std::ranges::any_of(*numbers, is_one);
+    }
+    return false;
+}
+
 /// Whether a process has no agent, and uses the files at `paths`. All descriptors of the driver's are of one
 /// device; who has used memory of a GPU has another one, too.
 bool is_used_unseen(const std::set<std::string>& paths) {
@@ -157,15 +175,11 @@ bool is_used_unseen(const std::set<std::string>& paths) {
     const auto processes = numbers_in("/proc");
     if (!processes) return true;
     for (const pid_t pid : *processes) {
-        const auto path = fmt::format("/proc/{}", pid);
         struct stat status = {};
+        const auto path = fmt::format("/proc/{}", pid);
         if (pid == ::getpid() || ::stat(path.c_str(), &status) != 0 || status.st_uid != ::geteuid()) continue;
-        const auto numbers = numbers_in(path + "/fd");
-        if (!numbers && (errno == EMFILE || errno == ENFILE)) return true;
-        const auto has_one = [&](int number) {
-            return files.contains(key_of(fmt::format("{}/fd/{}", path, number)));
-        };
-        if (numbers && std::ranges::any_of(*numbers, has_one) && may_have_imported(pid)) return true;
+        const auto uses = has_open(files, pid);
+        if (!uses || (*uses && may_have_imported(pid))) return true;
     }
     return false;
 }

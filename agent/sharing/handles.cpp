@@ -29,7 +29,7 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
         }
         const Passing passing(*import);
         const auto shared = ask_until_awake(import->from, import->asked);
-        if (!shared) return std::nullopt;
+        if (!shared) return shared.error().code == ErrorCode::cancelled ? Answer(k_sleeps) : std::nullopt;
         auto made = make_entry<Handles::ByNumber>();
         auto& mine = made.mapped();
         mine.import = *import;

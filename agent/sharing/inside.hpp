@@ -26,7 +26,7 @@ inline constexpr Milliseconds k_until_told{1'000};
 /// The driver's handle of memory that came by a descriptor. Errors: driver_failed, context_lost.
 [[nodiscard]] Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory);
 /// Asks again while the memory sleeps at its owner, as a touch waits. Errors: those of
-/// server::ask_for_memory().
+/// server::ask_for_memory(); cancelled (this process sleeps, and touches fail).
 [[nodiscard]] Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner,
                                                            model::SharedMemoryRequest asked);
 /// Whether it has ended, for all that can be known.

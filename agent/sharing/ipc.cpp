@@ -188,6 +188,7 @@ Answer open_memory(ProgramMemory& memory, CUdeviceptr& address, const Ticket& ti
     if (const auto known = memory.with_lock(again)) return known;
     const Passing passing({ticket.process(), ticket.request()});
     const auto shared = ask_until_awake(ticket.process(), ticket.request());
+    if (!shared && shared.error().code == ErrorCode::cancelled) return k_sleeps;
     if (!shared) {
         log::warning("memory of process {} cannot be opened: {}", ticket.pid, shared.error().message);
         return CUDA_ERROR_INVALID_VALUE;

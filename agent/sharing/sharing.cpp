@@ -50,7 +50,7 @@ Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner, model
         if (Clock::now() - start > k_silence && !std::exchange(is_said, true))
             log::warning("memory of process {} is opened once that is awake: gpu-wake {}", owner.pid,
                          owner.pid);
-        if (!gate::step_aside(k_between_tries, gate::Touch::shares, "memory of another process"))
+        if (!gate::step_aside(k_between_tries, gate::Touch::takes, "memory of another process"))
             return make_error(ErrorCode::cancelled, "the gate is closed");
     }
 }
@@ -82,7 +82,8 @@ constexpr Milliseconds k_between_questions{2};
 /// Whether a process has ended, or runs another program, which has no agent yet. `said` is why it did not
 /// answer.
 bool is_gone(const ProcessIdentity& process, const Error& said) {
-    return has_ended(process) || (said.code == ErrorCode::no_agent && has_no_agent(process.pid));
+    return process.pid != 0 &&
+           (has_ended(process) || (said.code == ErrorCode::no_agent && has_no_agent(process.pid)));
 }
 
 std::optional<std::uint64_t> epoch_of(const HeldFile* epochs) {
@@ -115,6 +116,7 @@ std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedM
         if (importer.pid != 0 && has_ended(importer)) continue;
         if (std::ranges::find(silent, importer) != silent.end()) return importer.pid;
         const auto goes = agents.ask(importer, asked, Clock::now() + patience);
+        if (goes && asked.party == 0) return importer.pid; // it sleeps there
         if (goes || goes.error().code == ErrorCode::not_owned || is_gone(importer, goes.error())) continue;
         if (goes.error().code != ErrorCode::refused) {
             if (importer.pid != 0 && is_gone_soon(importer)) continue;
@@ -234,6 +236,7 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
                 const auto epoch = epoch_of(of_owner.get());
                 is_ready = epoch && backing.stay_reason == k_of_another_process;
                 import.epoch = epoch.value_or(0);
+                import.goes = is_ready;
                 if (is_ready) backing.stay_reason = nullptr;
             });
         });
@@ -244,17 +247,19 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
     return {};
 }
 
-/// Who has opened memory of this process, and whose memory it has; the pid is 0 where that cannot be told.
-std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory) {
+/// Who has opened memory of this process, and whose memory it has, all of it or what goes with that party;
+/// the pid is 0 where that cannot be told.
+std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory, std::uint64_t party = 0) {
     std::vector<ProcessIdentity> found;
     const auto add = [&](const ProcessIdentity& other) {
         if (std::ranges::find(found, other) == found.end()) found.push_back(other);
     };
     for (const auto& [address, range] : memory.shared_ranges().all())
-        std::ranges::for_each(range.importers, add);
+        if (party == 0 || range.party == party) std::ranges::for_each(range.importers, add);
     auto& imports = books().imports;
     const MutexLock lock(imports.mutex);
-    for (const auto& import : imports.all) add(import.from);
+    for (const auto& import : imports.all)
+        if (party == 0 || import.goes) add(import.from);
     return found;
 }
 
@@ -382,7 +387,7 @@ Result<std::vector<std::string>> agree_on_shared(ProgramMemory& memory, const mo
 
 bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
     constexpr Milliseconds k_hearsay{500}; // longer than it takes from one to the next
-    const auto others = all_sharers(memory);
+    const auto others = all_sharers(memory, party);
     memory.shared_ranges().withdraw_from_party();
     model::SharedMemoryRequest asked;
     asked.question = model::SharingQuestion::has_passed;
@@ -416,8 +421,9 @@ std::uint64_t party_of_one(ProgramMemory& memory) {
                in_the_way(range, {.secret = *words, .address = address, .allocation = range.allocation},
                           agents, silent);
     };
-    const bool is_alone =
-        words && !ranges.empty() && !has_imports() && std::ranges::none_of(ranges, may_be_elsewhere);
+    const auto is_awake = [](const auto& each) { return !each.second.is_asleep; };
+    const bool is_alone = words && std::ranges::any_of(ranges, is_awake) && !has_imports() &&
+                          std::ranges::none_of(ranges, may_be_elsewhere);
     return is_alone ? words->back() | 1 : 0;
 }
 
@@ -443,14 +449,19 @@ void settle_shared(ProgramMemory& memory, LockedMemory& locked, std::uint64_t wa
             return backing->handle;
         },
         waking);
-    for_each_import(locked, [](Import& import, ledger::Backing& backing) {
+    for_each_import(locked, [=](Import& import, ledger::Backing& backing) {
         import.is_asleep = backing.is_asleep();
+        if (waking == 0) import.goes = false;
         if (backing.imported && !import.is_asleep && !backing.stay_reason)
             backing.stay_reason = k_of_another_process;
         note_whether_it_stays(import, backing);
     });
     if (waking == 0) unmap_loose_imports(memory, locked);
     put_descriptors_back(locked);
+}
+
+bool any_import_sleeps(LockedMemory& locked) {
+    return !openings(locked, true).empty();
 }
 
 /// Whether another process has made its own, too, what slept there as well when its owner ended. `epochs` is
@@ -522,6 +533,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
                 if (import.at == backing->address) {
                     of = {import.from, import.asked, backing->address, backing->bytes};
                     import.is_asleep = false; // an owner that falls asleep again has to wait for it
+                    import.goes = request.joint;
                 }
         }
         if (!of) continue;

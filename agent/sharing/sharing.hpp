@@ -59,7 +59,8 @@ CUresult export_handle(CUmemGenericAllocationHandle handle, const int* descripto
 /// Whether the program has any such memory.
 [[nodiscard]] bool shares_any(ProgramMemory& memory);
 /// The party of this process alone, where all that others have opened of its memory by CUDA IPC or pools is
-/// closed, or they have ended; 0 otherwise. Waits a second for who does not answer.
+/// closed, or they have ended; 0 otherwise, and where all of it sleeps. Waits a second for who does not
+/// answer.
 [[nodiscard]] std::uint64_t party_of_one(ProgramMemory& memory);
 /// The pids of those that live, and with whom it shares memory. May throw for want of memory.
 [[nodiscard]] std::vector<std::uint64_t> sharers(ProgramMemory& memory);
@@ -80,6 +81,8 @@ void prepare_imports(ProgramMemory& memory) noexcept;
 void settle_shared(
     ProgramMemory& memory, LockedMemory& locked, std::uint64_t waking = 0,
     const std::function<bool(ledger::TagId)>& wakes = [](auto) { return true; });
+/// Whether memory that this process has opened sleeps. May throw for want of memory.
+[[nodiscard]] bool any_import_sleeps(LockedMemory& locked);
 /// What sleeps here and has no owner any more becomes this process's own. Returns what of it is lost.
 [[nodiscard]] std::vector<std::string> adopt_orphans(ProgramMemory& memory);
 /// Gets the memory of sleeping imports from their owners, and gives `wanted` the handles, but for those that

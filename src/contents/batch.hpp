@@ -153,7 +153,7 @@ public:
     [[nodiscard]] Bytes live() const noexcept { return live_; }
     /// Its contents are to stay, though memory of them is awake. Returns whether they can: then, once none of
     /// them `sleep`, what it holds apart from host memory is let go, and may be taken back.
-    [[nodiscard]] bool retain(bool sleep = false) noexcept;
+    [[nodiscard]] bool retain(bool sleep) noexcept;
     /// Whether what is retained can be used as it is, for the contents of `tag` in a sleep that puts them in
     /// `wanted`.
     [[nodiscard]] bool take_back(std::string_view tag, const store::ParcelStore& wanted);

@@ -360,7 +360,8 @@ void Contents::protect() noexcept {
 
 void Contents::take_back(Lent&& lent) noexcept {
     if (!lent) return;
-    for_each_part(lent.mapped(), [](Batch& batch, Span) { static_cast<void>(batch.retain()); });
+    for_each_part(lent.mapped(),
+                  [this](Batch& batch, Span) { static_cast<void>(batch.retain(has_sleeping(batch))); });
     ranges_.insert(std::move(lent));
 }
 
