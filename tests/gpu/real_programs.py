@@ -210,7 +210,7 @@ class Bench:
         if program.gpus > self.options.gpus:
             return f"needs {program.gpus} GPUs"
         if program.hangs_deep and self.options.deep:
-            return "its kernels wait for each other on one GPU"
+            return "needs a GPU for each process"
         return ""
 
     def compiler(self, program):
