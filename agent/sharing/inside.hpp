@@ -18,7 +18,7 @@ using namespace intercepted; // whose frame of calls this has, too
 
 /// A process that shares answers at once, also during a sleep, unless it is stopped or its driver is busy.
 inline constexpr Milliseconds k_patience{10'000};
-/// For who may be stopped, while nobody waits for it: the program waits, and others may be stopped.
+/// How long where a process that is stopped must hold nobody up.
 inline constexpr Milliseconds k_until_told{1'000};
 
 /// A number that only processes know to which this one gave memory; nothing without random numbers.

@@ -464,8 +464,8 @@ bool any_import_sleeps(LockedMemory& locked) {
     return !openings(locked, true).empty();
 }
 
-/// Whether another process has made its own, too, what slept there as well when its owner ended. `epochs` is
-/// that one's file, by which others see from now on that this process has.
+/// Whether another process, where that memory slept as well when its owner ended, has made it its own before.
+/// `epochs` is the owner's file: by a lock there, others see from now on that this process has.
 bool is_adopted_twice(const HeldFile& epochs, std::uint64_t allocation) {
     constexpr auto k_most = std::uint64_t{1} << 62;
     const auto path = fmt::format("/proc/thread-self/fd/{}", epochs.get());
