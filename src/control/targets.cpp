@@ -68,8 +68,8 @@ Result<Targets> find_by_pid(Finder& finder, std::string_view text, std::optional
     if (socket.error().code != ErrorCode::no_agent) return std::move(socket).error();
     if (process.inner_pid == 1) {
         auto error = std::move(socket).error();
-        error.message += "; to select its child processes, name those that gpu-ps lists, or use "
-                         "gpu-sleep --tree or gpu-wake --tree";
+        error.message += "; gpu-ps lists its child processes, and gpu-sleep --tree and gpu-wake --tree "
+                         "select them all";
         return error;
     }
     const auto processes = GPU_SLEEP_TRY(finder.proc().list());
