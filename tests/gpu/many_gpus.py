@@ -6,20 +6,28 @@
   exchange  PyTorch ranks that exchange by NCCL, with peers, without a rest (all-reduce, a pipeline, all-to-all, buffers
             registered in graphs, data-parallel training) sleep and wake as one at random moments, plainly and deeply, and
             must compute what they compute undisturbed
-  server    ranks that hold memory sleep and wake as one, for one rank, two, four and so on: how fast, and what is left
+  links     how fast an all-reduce of NCCL is before and after, and what its ranks leave on a GPU, beside a program without NCCL
+  server    ranks that hold bf16 weights sleep and wake as one, coded and raw, for one rank, two, four and so on: how fast, and
+            what is left
+  near      one such rank on the processors of each NUMA node
   move      a deep sleeper comes back on each GPU in turn, and on the first in the end
   room      with all GPUs in use, room is made on each, and a pass of the timer puts all to sleep
 
-Usage: many_gpus.py --build DIR [--gpus N] [--parts LIST] [--cycles 50] [--deep-cycles 50] [--jobs 1] [--gib 8].
+Usage: many_gpus.py --build DIR [--gpus N] [--parts LIST] [--cycles 50] [--deep-cycles 50] [--jobs 1] [--gib 8]
+       [--codecs raw,auto].
 Prints tables; exit status 0 when all is right.
 """
 
 import argparse
+import array
 import concurrent.futures
 import contextlib
 import ctypes
 import json
+import glob
 import os
+import pathlib
+import random
 import select
 import subprocess
 import sys
@@ -31,11 +39,14 @@ import program_sleeper
 import real_programs
 from real_programs import GIB, torch_program
 
-PARTS = ("exchange", "server", "move", "room")
+PARTS = ("exchange", "links", "server", "near", "move", "room")
 EXCHANGES = ("all_reduce", "pipeline", "all_to_all", "registered", "ddp")
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
-CYCLE_SECONDS, DEEP_CYCLE_SECONDS = 1, 5 # at most, so that all cycles fall into a program's life
-PIECE = 64 << 20
+CYCLE_SECONDS, DEEP_CYCLE_SECONDS = 2, 6 # at most
+FILLS = 0.1 # of the deep sleeps
+PIECE, SAMPLE = 64 << 20, 64 << 10
+LINKS_BYTES, LINKS_REDUCTIONS = 256 << 20, 50
+LEFT_MIB = 64 # of a rank of NCCL more than of a program without
 problems = []
 
 
@@ -51,24 +62,38 @@ def table(headings, rows):
 
 # What holds memory on one GPU, and obeys lines of standard input.
 
+def weights(count):
+    """The bytes of normally distributed bf16."""
+    chance = random.Random(1)
+    wide = array.array("f", (chance.gauss(0, 0.02) for _ in range(count))).tobytes()
+    made = bytearray(2 * count)
+    made[0::2], made[1::2] = wide[2::4], wide[3::4]
+    return bytes(made)
+
+
 def hold(device, size):
     start = time.monotonic()
     driver = gpu_commands.Driver(device)
     started = time.monotonic() - start
+    source = weights((1 << 20) // 2) * (PIECE // (1 << 20) + 1) # each piece begins somewhere in it
     pieces = [driver.allocate(PIECE) for _ in range(max(1, size // PIECE))]
     value = 0
 
+    def begin_of(number):
+        return (value * 1000 + number) * 4099 % (1 << 19) * 2
+
     def fill():
         for number, piece in enumerate(pieces):
-            driver.call("cuMemsetD32_v2", piece, ctypes.c_uint(value * 1000 + number), ctypes.c_size_t(PIECE // 4))
-        driver.call("cuCtxSynchronize")
+            begin = begin_of(number)
+            driver.call("cuMemcpyHtoD_v2", piece, source[begin:begin + PIECE], ctypes.c_size_t(PIECE))
 
     def is_right():
-        word = ctypes.c_uint()
+        sample = ctypes.create_string_buffer(SAMPLE)
         for number, piece in enumerate(pieces):
-            place = ctypes.c_uint64(piece.value + number * 4096 % PIECE)
-            driver.call("cuMemcpyDtoH_v2", ctypes.byref(word), place, ctypes.c_size_t(4))
-            if word.value != value * 1000 + number:
+            place = (number * 3 + value) * SAMPLE % PIECE
+            driver.call("cuMemcpyDtoH_v2", sample, ctypes.c_uint64(piece.value + place), ctypes.c_size_t(SAMPLE))
+            begin = begin_of(number) + place
+            if sample.raw != source[begin:begin + SAMPLE]:
                 return False
         return True
 
@@ -82,8 +107,8 @@ def hold(device, size):
 
 
 class Holder:
-    def __init__(self, options, device, size, group, *run_options):
-        command = [os.path.join(options.build, "bin", "gpu-run"), "--group", group, *run_options, "--", sys.executable,
+    def __init__(self, options, device, size, group, *run_options, wrapper=()):
+        command = [*wrapper, os.path.join(options.build, "bin", "gpu-run"), "--group", group, *run_options, "--", sys.executable,
                    os.path.abspath(__file__), "--hold", f"{device},{size}"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.device, self.pid, self.started = device, str(self.process.pid), 0.0
@@ -106,10 +131,10 @@ class Holder:
 
 
 @contextlib.contextmanager
-def holders(options, devices, size, group, *run_options):
+def holders(options, devices, size, group, *run_options, wrapper=()):
     """One on each of the GPUs, all in a group."""
     group = f"{group}-{os.getpid()}"
-    running = [Holder(options, device, size, group, *run_options) for device in devices]
+    running = [Holder(options, device, size, group, *run_options, wrapper=wrapper) for device in devices]
     try:
         yield group, [each.ready() for each in running]
         for each in running:
@@ -148,7 +173,7 @@ def used_mib():
 def exchange(options):
     gpus = options.gpus
     program_sleeper.BETWEEN_SECONDS = (0.02, 0.2)
-    ranks = dict(gpus=gpus, together=True, refuses_at_times=True, asleep=(0.02, 0.1)) # until they are connected
+    ranks = dict(gpus=gpus, together=True, tight=True, refuses_at_times=True, asleep=(0.02, 0.1)) # until they are connected
     results = []
     for is_deep, cycles, pause in ((False, options.cycles, CYCLE_SECONDS), (True, options.deep_cycles, DEEP_CYCLE_SECONDS)):
         way = "deep" if is_deep else "plain"
@@ -158,12 +183,11 @@ def exchange(options):
         programs.append(torch_program(f"registered_{way}", "torch_registered.py", environment=WITHOUT_MULTICAST,
                                       arguments=("--ranks", str(gpus)), **ranks))
         programs.append(torch_program(f"ddp_{way}", "torch_ddp.py", environment=WITHOUT_MULTICAST,
-                                      arguments=("--ranks", str(gpus), "--gpus", str(gpus), "--steps", str(2 * cycles)),
-                                      **ranks))
-        settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=cycles * pause, deep=is_deep,
-                                      limit=cycles * pause * 2 + 90, least_cycles=cycles * 2 // 3, most=cycles, least=1 << 20,
+                                      arguments=("--ranks", str(gpus), "--gpus", str(gpus)), **ranks))
+        settings = argparse.Namespace(build=options.build, scale=options.scale, seconds=0, deep=is_deep,
+                                      limit=cycles * pause + 90, least_cycles=cycles, most=cycles, least=1 << 20,
                                       timeout="10s", gpus=gpus, seed=1, live=False, run_option=[], jobs=options.jobs,
-                                      out=options.out)
+                                      fills=FILLS, out=options.out)
         chosen = [each for each in programs if cycles and each.name.rpartition("_")[0] in options.exchanges]
         with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             for result in pool.map(real_programs.Bench(settings, scratch).run, chosen):
@@ -175,41 +199,131 @@ def exchange(options):
         expect(result.verdict == "right", f"{result.program}: {result.verdict}")
 
 
+def reduce_with(ranks, enough):
+    sys.path.insert(0, real_programs.PROGRAMS)
+    import torch_common
+
+    arguments = argparse.Namespace(ranks=int(ranks), until=enough, seconds=0, steps=1)
+    return torch_common.run_ranks(reduce, arguments) if arguments.ranks else reduce(0, arguments)
+
+
+def reduce(rank, arguments):
+    """All-reduces without a rest, for which rank 0 prints GB/s; without ranks, the like on one GPU without NCCL."""
+    sys.path.insert(0, real_programs.PROGRAMS)
+    import program
+    import torch_common
+    import torch
+    import torch.distributed as dist
+
+    group = torch_common.join_ranks(rank, arguments.ranks, rank) if arguments.ranks else None
+    values = torch.ones(LINKS_BYTES // 4, device="cuda")
+    for _ in torch_common.paced_ranks(arguments, group) if group else program.paced(arguments):
+        start = time.monotonic()
+        for _ in range(LINKS_REDUCTIONS):
+            dist.all_reduce(values, dist.ReduceOp.AVG) if group else values.mul_(1)
+        torch.cuda.synchronize()
+        if rank == 0:
+            print(LINKS_REDUCTIONS * LINKS_BYTES / 1e9 / (time.monotonic() - start), flush=True)
+    if not bool((values == 1).all()):
+        raise RuntimeError("another sum")
+    if group:
+        dist.destroy_process_group()
+
+
+def links(options):
+    rows, left = [], {}
+    for ranks in (0, 1, options.gpus): # 0: a program without NCCL
+        before = used_mib()
+        with tempfile.TemporaryDirectory() as scratch:
+            enough = pathlib.Path(scratch) / "enough"
+            start = [os.path.join(options.build, "bin", "gpu-run"), "--", sys.executable, os.path.abspath(__file__),
+                     "--reduce", f"{ranks},{enough}"]
+            running = real_programs.Running(start, {**os.environ, **WITHOUT_MULTICAST})
+            pid = str(running.process.pid)
+
+            def speed():
+                """Of those that began from now on: their median."""
+                first = len(running.output) + 2
+                while len(running.output) < first + 15:
+                    time.sleep(0.02)
+                    if running.is_over():
+                        raise RuntimeError(f"the ranks ended: {' | '.join(running.errors[-6:])}")
+                return program_sleeper.median([float(line) for line in running.output[first:]])
+
+            def used():
+                return max((now - then for now, then in zip(used_mib(), before)), default=0)
+
+            speeds, held = [speed()], [used()]
+            for words in ((), ("--deep",)):
+                command(options, "gpu-sleep", pid, "--tree", *words)
+                held.append(used())
+                command(options, "gpu-wake", pid, "--tree")
+                speeds.append(speed())
+            enough.touch()
+            expect(running.process.wait(60) == 0, f"{ranks} ranks end: {' | '.join(running.errors[-6:])}")
+        left[ranks] = held[1]
+        expect(min(speeds[1:]) > 0.95 * speeds[0] and held[2] == 0, f"{ranks} ranks are as fast afterwards, and leave nothing")
+        rows.append((ranks or "without NCCL", *(f"{each:.1f}" for each in speeds), *held))
+    table(("ranks", "GB/s before", "after a plain sleep", "after a deep one", "MiB a GPU awake", "plain", "deep"), rows)
+    expect(left[options.gpus] <= left[0] + LEFT_MIB, f"ranks leave {left[options.gpus]} MiB, without NCCL {left[0]}")
+
+
 def server(options):
-    rows, counts = [], []
+    counts = []
     while not counts or counts[-1] < options.gpus:
         counts.append(min(options.gpus, 2 * counts[-1]) if counts else 1)
-    for count in counts:
-        size = int(options.gib * GIB)
-        before = used_mib()
-        with holders(options, range(count), size, "server") as (group, running):
-            def timed(name):
-                """Of the whole command, and of the transfer alone of whoever took longest."""
-                answer, seconds = command(options, name, "--group", group)
-                transfer = max(process["report"]["times"]["transfer_seconds"] for process in answer["processes"])
-                return " / ".join(f"{count * size / 1e9 / each:.1f}" for each in (seconds, transfer))
+    speeds(options, [(count, count, ()) for count in counts])
 
-            speeds = []
-            for number in range(3): # the first two pin what they copy to
-                if number > 0:
-                    check_bytes(running, "change")
-                speeds = speeds[:2] + [timed("gpu-sleep")]
-                left = [now - then for now, then in zip(used_mib(), before)][:count]
-                speeds.append(timed("gpu-wake"))
-            check_bytes(running)
-            unchanged = command(options, "gpu-sleep", "--group", group)[1]
-            command(options, "gpu-wake", "--group", group)
-            listed = command(options, "gpu-ps", running[0].pid)[1]
-            deep = command(options, "gpu-sleep", "--group", group, "--deep")[1]
-            left_deep = [now - then for now, then in zip(used_mib(), before)][:count]
-            restored = command(options, "gpu-wake", "--group", group)[1]
-            check_bytes(running)
-            starts = max(each.started for each in running)
-        rows.append((count, *speeds, f"{unchanged:.3f}", max(left, default="-"), f"{deep:.2f}",
-                     f"{restored:.2f}", max(left_deep, default="-"), f"{listed:.3f}", f"{starts:.2f}"))
+
+def near(options):
+    nodes = [(path.split("/")[-2], pathlib.Path(path).read_text(encoding="ascii").strip())
+             for path in sorted(glob.glob("/sys/devices/system/node/node[0-9]*/cpulist"))]
+    nodes = [(name, processors) for name, processors in nodes if processors]
+    if len(nodes) < 2:
+        return print(f"needs two NUMA nodes with processors, and there is {len(nodes)}", flush=True)
+    speeds(options, [(f"1 on {name}", 1, ("taskset", "-c", processors)) for name, processors in nodes])
+
+
+def speeds(options, servers):
+    """Prints a table of servers, each (its name, its ranks, the words before its command), with each codec."""
     print(f"{options.gib} GiB a rank; GB/s over all ranks, by the seconds of the whole command / of the transfer alone")
-    table(("ranks", "first sleep", "first wake", "sleep, all changed", "wake", "sleep, unchanged s", "left, MiB a GPU",
-           "deep sleep s", "deep wake s", "left, MiB", "gpu-ps s", "CUDA's start s"), rows)
+    table(("ranks", "codec", "first sleep", "first wake", "sleep, all changed", "wake", "sleep, unchanged s",
+           "left, MiB a GPU", "deep sleep s", "deep wake s", "left, MiB", "gpu-ps s", "CUDA's start s"),
+          [(name, codec, *speeds_of(options, count, codec, wrapper))
+           for name, count, wrapper in servers for codec in options.codecs.split(",")])
+
+
+def speeds_of(options, count, codec, wrapper):
+    size, before = int(options.gib * GIB), used_mib()
+    with holders(options, range(count), size, "server", wrapper=wrapper) as (group, running):
+        sleep, wake = ("gpu-sleep", "--group", group, "--codec", codec), ("gpu-wake", "--group", group)
+
+        def timed(words):
+            """Of the whole command, and of the transfer alone of whoever took longest."""
+            answer, seconds = command(options, *words)
+            transfer = max(process["report"]["times"]["transfer_seconds"] for process in answer["processes"])
+            return " / ".join(f"{count * size / 1e9 / each:.1f}" for each in (seconds, transfer))
+
+        def left():
+            return max([now - then for now, then in zip(used_mib(), before)][:count], default="-")
+
+        found = []
+        for number in range(3): # the first two pin what they copy to
+            if number > 0:
+                check_bytes(running, "change")
+            found = found[:2] + [timed(sleep)]
+            plain = left()
+            found.append(timed(wake))
+        check_bytes(running)
+        unchanged = command(options, *sleep)[1]
+        command(options, *wake)
+        listed = command(options, "gpu-ps", running[0].pid)[1]
+        slept = command(options, *sleep, "--deep")[1]
+        deep = left()
+        woken = command(options, *wake)[1]
+        check_bytes(running)
+        started = max(each.started for each in running)
+    return (*found, f"{unchanged:.3f}", plain, f"{slept:.2f}", f"{woken:.2f}", deep, f"{listed:.3f}", f"{started:.2f}")
 
 
 def move(options):
@@ -268,12 +382,16 @@ def main():
     parser.add_argument("--deep-cycles", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=1, help="programs that exchange at a time")
     parser.add_argument("--gib", type=float, default=8, help="that each rank of the server holds")
+    parser.add_argument("--codecs", default="raw,auto", help="of gpu-sleep, for the server")
     parser.add_argument("--scale", type=float, default=1, help="of the exchanging programs' memory")
     parser.add_argument("--out", help="directory for what a program that fails has printed")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
+    parser.add_argument("--reduce", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hold:
         return hold(*map(int, options.hold.split(",")))
+    if options.reduce:
+        return reduce_with(*options.reduce.split(","))
     options.exchanges = options.exchanges.split(",")
     unknown = (set(options.parts.split(",")) - set(PARTS)) | (set(options.exchanges) - set(EXCHANGES))
     if unknown or options.gpus < 1:
@@ -282,8 +400,8 @@ def main():
         start = time.monotonic()
         print(f"== {part}, {options.gpus} GPUs", flush=True)
         try:
-            {"exchange": exchange, "server": server, "move": move, "room": room}[part](options)
-        except (LookupError, OSError, RuntimeError, ValueError) as failure: # of what a command that failed has not said
+            {"exchange": exchange, "links": links, "server": server, "near": near, "move": move, "room": room}[part](options)
+        except (LookupError, OSError, RuntimeError, ValueError, subprocess.SubprocessError) as failure: # of what a command that failed has not said
             expect(False, f"{part} ended with {failure!r}")
         print(f"== {part}: {time.monotonic() - start:.0f} s", flush=True)
     print("all is right" if not problems else f"{len(problems)} things are not right", flush=True)

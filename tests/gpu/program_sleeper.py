@@ -74,7 +74,7 @@ class Sleeper:
             time.sleep(seconds)
             return
         self.deep_cycles += 1
-        if not FILLING.acquire(blocking=False): # another program's filler is at work
+        if self.random.random() >= self.options.fills or not FILLING.acquire(blocking=False): # another's filler is at work
             time.sleep(seconds)
             return
         command = [sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "fill_gpu.py")]

@@ -16,6 +16,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from program_sleeper import ASLEEP_SECONDS, Sleeper, median
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = os.path.join(HERE, "programs")
 GIB = 1 << 30
+ENDING_SECONDS = 60 # for a program that works without a rest
 REQUIRED = os.environ.get("GPU_SLEEP_REQUIRE_GPU") == "1"
 
 
@@ -49,6 +51,7 @@ class Program:
     asleep: tuple = ASLEEP_SECONDS # at least and at most
     most: int = 0 # cycles; 0: as many as the options say
     seconds: float = 0 # how long its steps take at least under gpu-run, if longer than the options say
+    tight: bool = False # works without a rest until it has slept often enough; then runs undisturbed for as many steps
     refuses_deep: bool = False # because of what the driver cannot checkpoint
     hangs_deep: bool = False # for the driver does not interrupt its kernels afterwards
     refuses_at_times: bool = False # while it shares memory, or is about to, or once a context has failed
@@ -109,14 +112,14 @@ ALL = [
                  sleep_options=("--force",), refuses_deep=True), # the hardware decoder, which --force is for
     torch_program("torch_ddp_one_gpu", "torch_ddp.py", ranks=2, together=True, arguments=("--gpus", "1")),
     torch_program("torch_ddp", gpus=2, quiet=True, refuses_deep=True),
-    torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True, refuses_at_times=True),
-    torch_program("torch_ddp_without_peers", "torch_ddp.py", gpus=2, together=True, environment=WITHOUT_PEERS),
-    torch_program("torch_collectives", gpus=2, together=True, refuses_at_times=True),
+    torch_program("torch_ddp_together", "torch_ddp.py", gpus=2, together=True, tight=True, refuses_at_times=True),
+    torch_program("torch_ddp_without_peers", "torch_ddp.py", gpus=2, together=True, tight=True, environment=WITHOUT_PEERS),
+    torch_program("torch_collectives", gpus=2, together=True, tight=True, refuses_at_times=True),
     torch_program("torch_collectives_without_peers", "torch_collectives.py", gpus=2, together=True,
                   environment=WITHOUT_PEERS),
     torch_program("torch_collectives_by_host", "torch_collectives.py", gpus=2, together=True,
                   environment={"NCCL_P2P_DISABLE": "1"}, refuses_deep=True),
-    torch_program("torch_registered", gpus=2, together=True, refuses_at_times=True),
+    torch_program("torch_registered", gpus=2, together=True, tight=True, refuses_at_times=True),
     torch_program("torch_long_sleep", "torch_collectives.py", gpus=2, together=True, environment=IMPATIENT,
                   asleep=(11, 12), most=4),
     torch_program("torch_long_sleep_one_gpu", "torch_collectives.py", together=True, arguments=("--ranks", "1"),
@@ -219,8 +222,8 @@ class Bench:
     def toolkit(self, program):
         return os.path.dirname(os.path.dirname(self.compiler(program)))
 
-    def command(self, program, seconds):
-        words = ["--seconds", str(seconds), "--scale", str(self.options.scale), *program.arguments]
+    def command(self, program, words):
+        words = [*words, "--scale", str(self.options.scale), *program.arguments]
         source = os.path.join(PROGRAMS, program.source)
         if not program.build:
             return [sys.executable, source, *words]
@@ -232,26 +235,30 @@ class Bench:
                             f"-Xlinker=-rpath={libraries}", *program.libraries], check=True)
         return [binary, *words]
 
-    def start(self, program, prefix, seconds):
+    def start(self, program, prefix, *words):
         environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **program.environment)
-        return Running([*prefix, *self.command(program, seconds)], environment)
+        return Running([*prefix, *self.command(program, words)], environment)
 
-    def run_plainly(self, program):
+    def run_plainly(self, program, *words):
         start = time.monotonic()
-        running = self.start(program, [], 0)
+        running = self.start(program, [], *words)
         digest, problem = running.digest(self.options.limit)
         return digest, problem, time.monotonic() - start
 
     def run_with_sleeps(self, program, result):
+        """Returns the digest, and the words that have the program take as many steps undisturbed."""
         name = f"{program.name}-{os.getpid()}"
         prefix = [os.path.join(self.options.build, "bin", "gpu-run"), "--name", name, *self.options.run_option, "--"]
         sleeper = Sleeper(self.options, name, program)
         start = time.monotonic()
         deadline = start + self.options.limit
-        running = self.start(program, prefix, max(self.options.seconds, program.seconds))
+        enough = os.path.join(self.scratch, f"{name}.enough")
+        running = self.start(program, prefix, *(("--until", enough) if program.tight else
+                                                ("--seconds", str(max(self.options.seconds, program.seconds)))))
         try:
             sleeper.run(running, deadline)
-            digest, problem = running.digest(deadline - time.monotonic())
+            pathlib.Path(enough).touch()
+            digest, problem = running.digest(deadline - time.monotonic() + (program.tight and ENDING_SECONDS))
         finally:
             running.kill()
         if problem and self.options.out:
@@ -271,13 +278,14 @@ class Bench:
             result.problems.append("it never slept deeply")
         if self.options.deep and not program.refuses_at_times and bool(sleeper.refusal) != program.refuses_deep:
             result.problems.append(sleeper.refusal or "it was to refuse a deep sleep, and did not")
-        return digest
+        steps = [int(line.split()[1]) for line in running.errors if re.fullmatch(r"step \d+", line)]
+        return digest, ("--steps", str(max(steps, default=0) + 1)) if program.tight else ()
 
-    def verdict(self, program, result, expected, digest):
+    def verdict(self, program, result, expected, digest, words):
         if not digest:
             return "failed asleep"
         if digest != expected:
-            again, _, _ = self.run_plainly(program)
+            again, _, _ = self.run_plainly(program, *words)
             return "WRONG" if again == expected else "not deterministic"
         if result.problems:
             return "a command failed"
@@ -292,12 +300,15 @@ class Bench:
         if reason:
             result.verdict = f"not run: {reason}"
             return result
-        expected, problem, result.plain_seconds = self.run_plainly(program)
+        digest, words = self.run_with_sleeps(program, result) if program.tight else ("", ())
+        expected, problem, result.plain_seconds = self.run_plainly(program, *words)
         if problem:
-            result.verdict, result.problems = "failed without gpu-run", [problem]
+            result.verdict = "failed without gpu-run"
+            result.problems.append(problem)
             return result
-        digest = self.run_with_sleeps(program, result)
-        result.verdict = self.verdict(program, result, expected, digest)
+        if not program.tight:
+            digest, _ = self.run_with_sleeps(program, result)
+        result.verdict = self.verdict(program, result, expected, digest, words)
         return result
 
 
@@ -342,6 +353,7 @@ def parse_options():
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time; what fills the GPUs leaves room for them")
     parser.add_argument("--least-cycles", type=int, default=5)
     parser.add_argument("--most", type=int, default=8, help="cycles, after which the program is left alone")
+    parser.add_argument("--fills", type=float, default=1, help="part of the deep sleeps in which another program fills the GPUs")
     parser.add_argument("--least", type=int, default=1 << 20, help="bytes that a process holds to be put to sleep")
     parser.add_argument("--timeout", default="10s", help="for each gpu-sleep")
     parser.add_argument("--gpus", type=int, default=count_gpus())

@@ -10,7 +10,7 @@ and all-to-all, each computed upon what the one before has brought.
 import sys
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, join_ranks, run_ranks
+from torch_common import GIB, add_tensors, finish_ranks, join_ranks, paced_ranks, run_ranks
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,7 @@ def exchange(rank, arguments):
     others = torch.empty_like(values)
     digest = program.Digest()
     does = {kind: arguments.only in ("", kind) for kind in ("all_reduce", "pipeline", "all_to_all")}
-    for _ in program.paced(arguments):
+    for _ in paced_ranks(arguments, gloo):
         for _ in range(ROUNDS):
             if does["all_reduce"]:
                 dist.all_reduce(values[:1 << 20])

@@ -134,6 +134,18 @@ def join_ranks(rank, ranks, device, backend="nccl"):
     return dist.new_group(backend="gloo", timeout=patience)
 
 
+def paced_ranks(arguments, group):
+    """program.paced() for a rank: with --until, all ranks end with the same step. `group` works on the CPU."""
+    import torch.distributed as dist # not every PyTorch has it
+
+    def agreed(is_over):
+        said = [is_over]
+        dist.broadcast_object_list(said, group=group)
+        return said[0]
+
+    return program.paced(arguments, agreed)
+
+
 def finish_ranks(digest, rank, ranks, group):
     """Has rank 0 print the digest of all ranks' digests, and ends the process group. `group` works on the CPU."""
     import torch.distributed as dist # not every PyTorch has it

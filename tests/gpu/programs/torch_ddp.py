@@ -11,7 +11,7 @@ import sys
 import time
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, join_ranks, learn, mlp, run_ranks
+from torch_common import GIB, add_tensors, finish_ranks, join_ranks, learn, mlp, paced_ranks, run_ranks
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,7 @@ def train(rank, arguments):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator(device="cuda").manual_seed(10 + rank)
     digest = program.Digest()
-    for step in range(arguments.steps):
-        if rank == 0:
-            program.heartbeat(f"step {step}")
+    for step in paced_ranks(arguments, gloo):
         inputs = torch.randn(256, WIDTH, device="cuda", generator=generator)
         loss = learn(model, optimizer, inputs)
         dist.all_reduce(loss)

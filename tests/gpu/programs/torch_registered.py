@@ -9,7 +9,7 @@ import os
 import sys
 
 import program
-from torch_common import GIB, add_tensors, finish_ranks, join_ranks, run_ranks
+from torch_common import GIB, add_tensors, finish_ranks, join_ranks, paced_ranks, run_ranks
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,7 @@ def exchange(rank, arguments):
     plain = torch.randn(1 << 20, device="cuda", generator=generator)
     graphs = [captured(values, ranks) for values in (by_hand, by_graph)]
     digest = program.Digest()
-    for _ in program.paced(arguments):
+    for _ in paced_ranks(arguments, gloo):
         for _ in range(REPLAYS):
             for graph in graphs:
                 graph.replay()
