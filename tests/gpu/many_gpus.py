@@ -255,8 +255,10 @@ def links(options):
 
             speeds, held = [speed()], [used()]
             for words in ((), ("--deep",)):
-                command(options, "gpu-sleep", pid, "--tree", *words)
+                answer, _ = command(options, "gpu-sleep", pid, "--tree", *words)
                 held.append(used())
+                stays = [each for process in answer["processes"] for each in process.get("report", {}).get("residual", [])]
+                print(f"{ranks} ranks {' '.join(words)}: as gpu-sleep says, {stays or 'nothing'} stays", flush=True)
                 command(options, "gpu-wake", pid, "--tree")
                 speeds.append(speed())
             enough.touch()
