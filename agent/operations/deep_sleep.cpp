@@ -25,7 +25,8 @@ constexpr const char* k_shares_memory = "it shares memory with other processes, 
                                         "ranks with NCCL_P2P_DISABLE=1 and NCCL_CUMEM_HOST_ENABLE=0";
 
 constexpr const char* k_shares_by_ipc = "it shares memory with other processes: put all of them to sleep "
-                                        "together, with --tree or --group";
+                                        "together, with --tree or --group; if its owner has ended, close it "
+                                        "in the others, or end them";
 
 constexpr const char* k_comes_from_outside = "it has used memory or semaphores from outside CUDA, which the "
                                              "driver may be unable to restore";

@@ -99,13 +99,13 @@ Result<void> Quiesce::drain() {
 }
 
 Result<void> Quiesce::await_others() {
-    if (!joint_.is_joint()) return {};
     const auto held = [this] {
         ground_.giving_back.while_waiting();
         return intercepts() ? gate::Gate::instance().releasable() : 0;
     };
     for (;;) {
         if (ground_.memory.shared_ranges().party() != 0) sharing::prepare_imports(ground_.memory);
+        if (!joint_.is_joint()) return {};
         const auto said = GPU_SLEEP_TRY(joint_.wait_drained(held));
         if (said.kind == model::Directive::Kind::prepare) return {};
         GPU_SLEEP_TRY(let_through(said.count));

@@ -26,7 +26,9 @@ struct Pool;
 struct PassingImport {
     ProcessIdentity from;
     model::SharedMemoryRequest asked;
-    off_t lock = 0; ///< by which its agent has marked the descriptor
+    off_t lock = 0;      ///< by which its agent has marked the descriptor
+    std::string path{};  ///< where the file of its descriptors can be opened anew
+    FileIdentity file{}; ///< of a device: all have it in common
 };
 
 /// A descriptor by which the program gave the memory of a handle to others.

@@ -89,7 +89,30 @@ std::optional<std::vector<int>> numbers_in(const std::string& path) {
     return numbers;
 }
 
+/// The other processes of this user; nothing if they cannot be listed.
+std::optional<std::vector<int>> others_of_user() {
+    auto others = numbers_in("/proc");
+    const auto is_no_other = [](pid_t pid) {
+        struct stat status = {};
+        const auto path = fmt::format("/proc/{}", pid);
+        return pid == ::getpid() || ::stat(path.c_str(), &status) != 0 || status.st_uid != ::geteuid();
+    };
+    if (others) std::erase_if(*others, is_no_other);
+    return others;
+}
+
+/// By the thread: the links of a process whose first thread has ended cannot be read.
+std::string link_of(int descriptor) {
+    return fmt::format("/proc/thread-self/fd/{}", descriptor);
+}
+
 } // namespace
+
+std::string path_of(int descriptor) {
+    std::array<char, 4096> path{};
+    const auto link = link_of(descriptor);
+    return ::readlink(link.c_str(), path.data(), path.size() - 1) > 0 ? path.data() : std::string();
+}
 
 bool has_no_agent(pid_t pid) {
     const auto tasks = fmt::format("/proc/{}/task", pid);
@@ -103,22 +126,12 @@ bool has_no_agent(pid_t pid) {
 
 namespace {
 
-/// By the thread: the links of a process whose first thread has ended cannot be read.
-std::string link_of(int descriptor) {
-    return fmt::format("/proc/thread-self/fd/{}", descriptor);
-}
-
-/// Where the descriptor's file can be opened anew; empty if that is not known.
-std::string path_of(int descriptor) {
-    std::array<char, 4096> path{};
-    const auto link = link_of(descriptor);
-    return ::readlink(link.c_str(), path.data(), path.size() - 1) > 0 ? path.data() : std::string();
-}
-
-/// Whether a descriptor of the export that is locked there is left, in whatever process, or on its way.
-bool is_left(off_t lock, const Export& each) {
-    const LockedFile file(UniqueFd(open_file(AT_FDCWD, each.path.c_str(), O_RDWR | O_CLOEXEC)));
-    return !file || file.identity() != each.file || file.find_lock(LockedFile::Holder::descriptor, lock, 1);
+/// Whether a descriptor is left of exports that are locked there, in whatever process, or on its way.
+/// `of` knows their file.
+template <class Of>
+bool is_left(off_t lock, off_t count, const Of& of) {
+    const LockedFile file(UniqueFd(open_file(AT_FDCWD, of.path.c_str(), O_RDWR | O_CLOEXEC)));
+    return !file || file.identity() != of.file || file.find_lock(LockedFile::Holder::descriptor, lock, count);
 }
 
 /// The tool's own programs, which may use the driver and import nothing: as the kernel cuts their names.
@@ -126,21 +139,25 @@ constexpr std::string_view k_own_programs[] = {
     "cr_client\n", "cuda-checkpoint\n", "gpu-doctor\n",      "gpu-ps\n",     "gpu-reclaim\n",
     "gpu-sleep\n", "gpu-sleep-http\n",  "gpu-sleep-outsi\n", "gpu-switch\n", "gpu-wake\n"};
 
+/// Whether its agent answers, which tells of all that the process imports.
+bool answers(const ProcessIdentity& process) {
+    model::SharedMemoryRequest asked;
+    asked.question = model::SharingQuestion::tells;
+    return server::ask_for_memory(process, asked, Clock::now() + k_until_told).has_value();
+}
+
 /// Whether the process may have imported memory, and nobody has said so. A child of who has an agent has not:
 /// CUDA works in it with an agent of its own, or not at all.
 bool may_have_imported(pid_t process) {
     constexpr unsigned k_forked = 0x40; // and runs no other program: PF_FORKNOEXEC
     const auto there = start_time_of(process);
     if (!there && there.error().code == ErrorCode::no_process) return false;
-    model::SharedMemoryRequest asked;
-    asked.question = model::SharingQuestion::tells;
     for (auto pid = process;;) {
         const auto name = read_small_file(fmt::format("/proc/{}/comm", pid)).value_or("");
         if (pid == ::getpid() || std::ranges::find(k_own_programs, name) != std::end(k_own_programs))
             return false;
         const auto start_time = start_time_of(pid);
-        if (start_time && server::ask_for_memory({pid, *start_time}, asked, Clock::now() + k_until_told))
-            return false;
+        if (start_time && answers({pid, *start_time})) return false;
         const auto stat = stat_of(pid);
         if (!stat || (stat->flags & k_forked) == 0) break;
         pid = stat->parent;
@@ -172,12 +189,9 @@ bool is_used_unseen(const std::set<std::string>& paths) {
     std::set<FileKey> files;
     for (const auto& path : paths) files.insert(key_of(path));
     if (files.erase(key_of("/dev/nvidiactl")) != 0) files.insert(key_of("/dev/nvidia-uvm"));
-    const auto processes = numbers_in("/proc");
+    const auto processes = others_of_user();
     if (!processes) return true;
     for (const pid_t pid : *processes) {
-        struct stat status = {};
-        const auto path = fmt::format("/proc/{}", pid);
-        if (pid == ::getpid() || ::stat(path.c_str(), &status) != 0 || status.st_uid != ::geteuid()) continue;
         const auto uses = has_open(files, pid);
         if (!uses || (*uses && may_have_imported(pid))) return true;
     }
@@ -202,14 +216,15 @@ bool replace(int number, int by, const std::function<bool()>& is_it) {
     return flags >= 0 && is_it() && ::dup3(by, number, (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0) == number;
 }
 
-/// Calls `use(number, lock, owner)` for each descriptor of this process that an agent has marked.
+/// Calls `use(number, lock, owner)` for each descriptor of this process that an agent has marked. The owner
+/// is 0 once it has ended.
 template <class Use>
 void for_each_marked(const Use& use) {
     const auto numbers = numbers_in("/proc/self/fd");
     if (!numbers) return;
     for (const int number : *numbers) {
         const pid_t owner = ::fcntl(number, F_GETOWN);
-        const auto lock = owner > 0 ? lock_at(number) : Result<off_t>(Error());
+        const auto lock = owner >= 0 ? lock_at(number) : Result<off_t>(Error());
         if (lock) use(number, *lock, owner);
     }
 }
@@ -247,13 +262,32 @@ bool is_of_import(int number, off_t lock, pid_t owner) {
     const MutexLock mutex(all.mutex);
     const auto is_it = [=](const auto& each) {
         const auto& import = each.second.import;
-        return import && import->from.pid == owner && import->lock == lock;
+        return import && (owner == 0 || import->from.pid == owner) && import->lock == lock;
     };
     const auto is_held = [=](const HeldFile& file) { return file.get() == number; };
     return std::ranges::any_of(all.handles, is_it) && std::ranges::none_of(all.unseen_imports, is_held);
 }
 
+/// Whether agents of this process's /tmp are out of its reach.
+bool sees_other_tmp(pid_t pid) {
+    const auto theirs = FileIdentity::of(AT_FDCWD, fmt::format("/proc/{}/root/tmp", pid).c_str());
+    return theirs && theirs != FileIdentity::of(AT_FDCWD, "/tmp");
+}
+
 } // namespace
+
+std::vector<ProcessIdentity> others_with_agents() {
+    const auto pids = others_of_user();
+    if (!pids) return {ProcessIdentity()};
+    std::vector<ProcessIdentity> others;
+    for (const pid_t pid : *pids) {
+        const auto start_time = start_time_of(pid);
+        if (start_time ? has_no_agent(pid) : start_time.error().code == ErrorCode::no_process) continue;
+        const auto other = start_time ? ProcessIdentity{pid, *start_time} : ProcessIdentity();
+        if (!sees_other_tmp(pid) || answers(other)) others.push_back(other);
+    }
+    return others;
+}
 
 bool note_export(Handles& all, Handle& handle, int descriptor) {
     const auto file = FileIdentity::of(descriptor);
@@ -338,7 +372,7 @@ bool can_go(const model::SharedMemoryRequest& asked) {
 std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handles) {
     const auto exports = exports_of(handles);
     const auto may_be_left = [](const auto& each) {
-        return !each.second.was_opened || is_left(each.first, each.second);
+        return !each.second.was_opened || is_left(each.first, 1, each.second);
     };
     const bool is_any_left = std::ranges::any_of(exports, may_be_left);
     if (is_any_left) leave_tickets(handles);
@@ -359,14 +393,27 @@ std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handle
     return elsewhere;
 }
 
-bool has_imported_handles() {
+std::vector<PassingImport> imported_handles() {
+    std::vector<PassingImport> found;
     auto& all = books().handles;
     const MutexLock lock(all.mutex);
-    return std::ranges::any_of(all.handles, [](const auto& each) { return each.second.import.has_value(); });
+    for (const auto& [number, handle] : all.handles)
+        if (handle.import) found.push_back(*handle.import);
+    return found;
+}
+
+bool is_left_anywhere(const model::SharedMemoryRequest& asked) {
+    auto imports = imported_handles();
+    std::erase_if(imports, [&](const auto& each) { return each.asked != asked; });
+    if (imports.empty()) return false; // it came by CUDA IPC, which only agents pass on
+    const auto& import = imports.front();
+    // Others may have it by other exports of its owner, which are not known here: any of them counts.
+    return imports.size() > 1 || is_left(import.lock & ~k_number_bits, k_number_bits + 1, import) ||
+           is_used_unseen({import.path});
 }
 
 void leave_tickets_of_imports() {
-    if (!has_imported_handles()) return;
+    if (imported_handles().empty()) return;
     for_each_marked([&](int number, off_t lock, pid_t owner) {
         if (!is_of_import(number, lock, owner)) return;
         const auto ticket = make_ticket(lock, owner);

@@ -33,6 +33,8 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
         auto made = make_entry<Handles::ByNumber>();
         auto& mine = made.mapped();
         mine.import = *import;
+        mine.import->path = path_of(shared->memory.get());
+        mine.import->file = FileIdentity::of(shared->memory.get()).value_or(FileIdentity());
         mine.bytes = shared->what.bytes;
         mine.references = 1;
         auto opened = import_memory(memory.api(), shared->memory);

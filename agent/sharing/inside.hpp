@@ -33,6 +33,8 @@ inline constexpr Milliseconds k_until_told{1'000};
 [[nodiscard]] bool has_ended(const ProcessIdentity& process);
 /// Whether the process certainly has no agent.
 [[nodiscard]] bool has_no_agent(pid_t pid);
+/// The other processes of this user that may have an agent; the pid is 0 where that cannot be known.
+[[nodiscard]] std::vector<ProcessIdentity> others_with_agents();
 /// Whether a process that does not answer is about to end; waits a second for that.
 [[nodiscard]] bool is_gone_soon(const ProcessIdentity& process);
 /// The status of the driver's call that failed: nothing else fails while shared memory is mapped.
@@ -54,8 +56,10 @@ private:
 /// Marks a descriptor by which the program exports memory. False if it cannot be marked: then nobody knows
 /// who gets it. May throw for want of memory.
 [[nodiscard]] bool note_export(Handles& all, Handle& handle, int descriptor) GPU_SLEEP_REQUIRES(all.mutex);
-/// Whether the program has a handle of another process's memory.
-[[nodiscard]] bool has_imported_handles();
+/// Where the descriptor's file can be opened anew; empty if that is not known.
+[[nodiscard]] std::string path_of(int descriptor);
+/// The program's handles of other processes' memory. May throw for want of memory.
+[[nodiscard]] std::vector<PassingImport> imported_handles();
 /// Whose memory a descriptor is, and by which values it is asked for. Errors: not_owned, io_failed, those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<PassingImport> recognise(int descriptor);
@@ -70,6 +74,9 @@ private:
 /// Those of the handles of which a descriptor may be left anywhere, or may have been imported unseen. Tickets
 /// lie in the place of those that this process keeps afterwards.
 [[nodiscard]] std::set<std::uint64_t> exported_elsewhere(const std::set<std::uint64_t>& handles);
+/// Whether a descriptor of that memory, whose owner has ended, may be left anywhere or may have been imported
+/// unseen, or this process has several handles of it.
+[[nodiscard]] bool is_left_anywhere(const model::SharedMemoryRequest& asked);
 /// Puts tickets in the place of descriptors of other processes' memory that this one has imported. They stay
 /// there: by them it can be imported again where there is an agent.
 void leave_tickets_of_imports();

@@ -79,11 +79,9 @@ namespace {
 
 constexpr Milliseconds k_between_questions{2};
 
-/// Whether a process has ended, or runs another program, which has no agent yet. `said` is why it did not
-/// answer.
-bool is_gone(const ProcessIdentity& process, const Error& said) {
-    return process.pid != 0 &&
-           (has_ended(process) || (said.code == ErrorCode::no_agent && has_no_agent(process.pid)));
+/// Whether a process has ended, or runs another program, which has no agent yet.
+bool is_gone(const ProcessIdentity& process) {
+    return process.pid != 0 && (has_ended(process) || has_no_agent(process.pid));
 }
 
 std::optional<std::uint64_t> epoch_of(const HeldFile* epochs) {
@@ -106,26 +104,40 @@ void note_whether_it_stays(Import& import, const ledger::Backing& backing) noexc
     import.stays = backing.stay_reason && backing.stay_reason != k_of_another_process;
 }
 
-/// Who has it, and does not go along; the pid is 0 if that cannot be told. Who does not answer is not asked
-/// again.
-std::optional<pid_t> in_the_way(const SharedRanges::Range& range, model::SharedMemoryRequest asked,
-                                server::Agents& agents, std::vector<ProcessIdentity>& silent) {
-    asked.question = model::SharingQuestion::goes_along;
-    const auto patience = asked.party != 0 ? k_patience : k_until_told;
-    for (const auto& importer : range.importers) {
-        if (importer.pid != 0 && has_ended(importer)) continue;
-        if (std::ranges::find(silent, importer) != silent.end()) return importer.pid;
-        const auto goes = agents.ask(importer, asked, Clock::now() + patience);
-        if (goes && asked.party == 0) return importer.pid; // it sleeps there
-        if (goes || goes.error().code == ErrorCode::not_owned || is_gone(importer, goes.error())) continue;
-        if (goes.error().code != ErrorCode::refused) {
-            if (importer.pid != 0 && is_gone_soon(importer)) continue;
-            silent.push_back(importer);
+/// Finds which other processes have memory that is to sleep.
+class Others {
+public:
+    /// Which of those that may have it has it, and does not go along; the pid is 0 if that cannot be told.
+    /// Who does not answer is not asked again.
+    [[nodiscard]] std::optional<pid_t> in_the_way(const std::vector<ProcessIdentity>& importers,
+                                                  model::SharedMemoryRequest asked) {
+        asked.question = model::SharingQuestion::goes_along;
+        const auto patience = asked.party != 0 ? k_patience : k_until_told;
+        for (const auto& importer : importers) {
+            if (importer.pid != 0 && has_ended(importer)) continue;
+            if (std::ranges::find(silent_, importer) != silent_.end()) return importer.pid;
+            const auto goes = agents_.ask(importer, asked, Clock::now() + patience);
+            if (goes && asked.party == 0) return importer.pid; // it sleeps there
+            if (goes || goes.error().code == ErrorCode::not_owned || is_gone(importer)) continue;
+            if (goes.error().code != ErrorCode::refused) {
+                if (importer.pid != 0 && is_gone_soon(importer)) continue;
+                silent_.push_back(importer);
+            }
+            return importer.pid;
         }
-        return importer.pid;
+        return std::nullopt;
     }
-    return std::nullopt;
-}
+    /// The same of memory whose owner, which knew who has it, has ended.
+    [[nodiscard]] std::optional<pid_t> heir_of(const model::SharedMemoryRequest& asked) {
+        if (!may_be_heirs_) may_be_heirs_ = others_with_agents();
+        return in_the_way(*may_be_heirs_, asked);
+    }
+
+private:
+    server::Agents agents_;
+    std::vector<ProcessIdentity> silent_;
+    std::optional<std::vector<ProcessIdentity>> may_be_heirs_;
+};
 
 std::string stays_with(Bytes bytes, pid_t other) {
     if (other == 0)
@@ -142,8 +154,7 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     auto& shared = memory.shared_ranges();
     const auto words = secret().value_or(std::array<std::uint64_t, 2>{});
     const auto ranges = shared.begin_deciding();
-    server::Agents agents;
-    std::vector<ProcessIdentity> silent;
+    Others others;
     std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
     std::set<std::uint64_t> by_descriptor;
     const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
@@ -155,10 +166,9 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     };
     for (const auto& [address, range] : ranges) {
         if (staying.contains(range_of(address, range))) continue;
-        const auto other = in_the_way(
-            range,
-            {.secret = words, .address = address, .allocation = range.allocation, .party = request.party},
-            agents, silent);
+        const auto other = others.in_the_way(
+            range.importers,
+            {.secret = words, .address = address, .allocation = range.allocation, .party = request.party});
         if (other)
             stay(address, range, *other);
         else if (range.by_descriptor)
@@ -186,12 +196,15 @@ struct Opening {
     model::SharedMemoryRequest asked;
     CUdeviceptr place = 0;
     Bytes bytes = 0;
+    std::shared_ptr<HeldFile> epochs{}; ///< as for Import
+    std::uint64_t epoch = 0;
 };
 std::vector<Opening> openings(LockedMemory& locked, bool are_asleep) {
     std::vector<Opening> found;
     for_each_import(locked, [&](const Import& import, const ledger::Backing& backing) {
         if (backing.imported && backing.is_asleep() == are_asleep)
-            found.push_back({import.from, import.asked, backing.address, backing.bytes});
+            found.push_back(
+                {import.from, import.asked, backing.address, backing.bytes, import.epochs, import.epoch});
     });
     return found;
 }
@@ -211,17 +224,43 @@ Result<server::SharedMemory> ask_until_decided(server::Agents& agents, const Ope
     }
 }
 
+/// What has no owner any more becomes this process's own.
+void adopt(LockedMemory& locked, ledger::Backing& backing) {
+    backing.imported = false;
+    if (backing.stay_reason == k_of_another_process) backing.stay_reason = nullptr;
+    adopt_mapping(locked, backing.address);
+}
+
+/// What its owner has left goes to sleep as this process's own, if nobody else has it. Returns why it stays.
+std::optional<std::string> inherit(ProgramMemory& memory, const Opening& left, Others& others) {
+    const auto other = others.heir_of(left.asked);
+    if (other && *other != 0)
+        return fmt::format("{} stay on the GPU: their owner, process {}, has ended, and process {} has them, "
+                           "too, or does not answer; they can sleep once it has closed them, or ended",
+                           format_bytes(left.bytes), left.from.pid, *other);
+    if (other || is_left_anywhere(left.asked)) return stays_with(left.bytes, 0);
+    memory.with_lock([&](LockedMemory& locked) {
+        auto* const backing = locked.ledger().find(left.place);
+        if (backing && backing->imported) adopt(locked, *backing); // and was not closed meanwhile
+    });
+    return std::nullopt;
+}
+
 /// The part of agree_on_shared() of who opened it. Its owner counts on what was said to it: where that is not
 /// known to stay, it has to go, or nothing does.
 Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vector<std::string>& stays,
                            Clock::time_point deadline, const std::function<bool()>& keep_going) {
     server::Agents agents;
+    Others others;
     std::map<pid_t, std::shared_ptr<HeldFile>> epochs; // one file for all that an owner has
     for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, false); })) {
         auto said = ask_until_decided(agents, each, party, deadline, keep_going);
         const auto code = said ? ErrorCode::internal : said.error().code;
-        if (code == ErrorCode::refused || code == ErrorCode::not_owned ||
-            (!said && is_gone(each.from, said.error()))) {
+        if (!said && is_gone(each.from)) {
+            if (auto why = inherit(memory, each, others)) stays.push_back(*std::move(why));
+            continue;
+        }
+        if (code == ErrorCode::refused || code == ErrorCode::not_owned) {
             stays.push_back(stays_with(each.bytes, each.from.pid));
             continue;
         }
@@ -263,13 +302,6 @@ std::vector<ProcessIdentity> all_sharers(ProgramMemory& memory, std::uint64_t pa
     return found;
 }
 
-bool has_imports() {
-    if (has_imported_handles()) return true;
-    auto& imports = books().imports;
-    const MutexLock lock(imports.mutex);
-    return !imports.all.empty();
-}
-
 Error no_such_memory() {
     return make_error(ErrorCode::not_owned, "there is no such shared memory");
 }
@@ -290,6 +322,21 @@ Result<server::SharedMemory> open_what_stays(const driver::Api& api,
     const auto* const handle = find_what_stays(all, request);
     if (!handle) return no_such_memory();
     return server::SharedMemory{{handle->bytes, 0}, GPU_SLEEP_TRY(driver::export_memory(api, handle->real))};
+}
+
+/// Whether this process has that memory of its own, awake or asleep.
+bool is_there(const SharedRanges& ranges, const model::SharedMemoryRequest& request) {
+    const auto all = ranges.all();
+    const auto found = all.find(request.address);
+    auto& handles = books().handles;
+    const MutexLock lock(handles.mutex);
+    return (found != all.end() && found->second.allocation == request.allocation) ||
+           find_what_stays(handles, request);
+}
+
+/// An answer without memory.
+Result<server::SharedMemory> without_memory(Result<void> said) {
+    return said ? server::SharedMemory() : Result<server::SharedMemory>(std::move(said).error());
 }
 
 /// Whether what this process has opened of that memory sleeps when its owner does, which asks. Errors:
@@ -321,27 +368,14 @@ Result<server::SharedMemory> share(const model::SharedMemoryRequest& request, pi
     if (!with) return no_such_memory();
     auto& ranges = with->shared_ranges();
     if (request.question == Question::exported) return answer_of_exports(request);
-    if (request.question == Question::goes_along) {
-        GPU_SLEEP_TRY(goes_along(request, request.party != 0 && request.party == ranges.party()));
-        return server::SharedMemory();
-    }
-    if (request.question == Question::has_passed) {
-        GPU_SLEEP_TRY(ranges.has_passed(request.party));
-        return server::SharedMemory();
-    }
+    if (request.question == Question::goes_along)
+        return without_memory(goes_along(request, request.party != 0 && request.party == ranges.party()));
+    if (request.question == Question::has_passed) return without_memory(ranges.has_passed(request.party));
     if (request.question == Question::tells)
-        return intercepts() ? server::SharedMemory() : Result<server::SharedMemory>(no_such_memory());
+        return without_memory(intercepts() ? Result<void>() : no_such_memory());
     if (request.secret != secret()) return no_such_memory();
-    if (request.question == Question::is_there) {
-        const auto all = ranges.all();
-        const auto found = all.find(request.address);
-        const bool is_shared = found != all.end() && found->second.allocation == request.allocation;
-        auto& handles = books().handles;
-        const MutexLock lock(handles.mutex);
-        return is_shared || find_what_stays(handles, request)
-                   ? server::SharedMemory()
-                   : Result<server::SharedMemory>(no_such_memory());
-    }
+    if (request.question == Question::is_there)
+        return without_memory(is_there(ranges, request) ? Result<void>() : no_such_memory());
     if (request.question == Question::goes_down)
         return server::SharedMemory{{}, GPU_SLEEP_TRY(ranges.goes_down(request))};
     if (!with->may_call_driver()) return make_error(ErrorCode::refused, "it sleeps deeply");
@@ -406,23 +440,30 @@ bool party_has_passed(ProgramMemory& memory, std::uint64_t party) {
 }
 
 bool shares_any(ProgramMemory& memory) {
-    return has_imports() || !memory.shared_ranges().all().empty();
+    return !memory.shared_ranges().all().empty() || !imported_handles().empty() ||
+           !all_sharers(memory).empty();
 }
 
 std::uint64_t party_of_one(ProgramMemory& memory) {
     const auto words = secret();
     const auto ranges = memory.shared_ranges().all();
-    server::Agents agents;
-    std::vector<ProcessIdentity> silent;
+    const auto opened = memory.with_lock([](auto& locked) { return openings(locked, false); });
+    const auto handles = imported_handles();
+    Others others;
+    const auto has_others = [&](const auto& import) {
+        return !has_ended(import.from) || others.heir_of(import.asked);
+    };
     // Of descriptors it is not known who has them, nor who is about to open what nobody has opened.
     const auto may_be_elsewhere = [&](const auto& each) {
         const auto& [address, range] = each;
         return range.by_descriptor || range.importers.empty() ||
-               in_the_way(range, {.secret = *words, .address = address, .allocation = range.allocation},
-                          agents, silent);
+               others.in_the_way(range.importers,
+                                 {.secret = *words, .address = address, .allocation = range.allocation});
     };
     const auto is_awake = [](const auto& each) { return !each.second.is_asleep; };
-    const bool is_alone = words && std::ranges::any_of(ranges, is_awake) && !has_imports() &&
+    const bool is_any_awake = !opened.empty() || !handles.empty() || std::ranges::any_of(ranges, is_awake);
+    const bool is_alone = words && is_any_awake && std::ranges::none_of(opened, has_others) &&
+                          std::ranges::none_of(handles, has_others) &&
                           std::ranges::none_of(ranges, may_be_elsewhere);
     return is_alone ? words->back() | 1 : 0;
 }
@@ -485,31 +526,23 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
         auto asked = each.asked;
         asked.question = model::SharingQuestion::is_there;
         const auto said = server::ask_for_memory(each.from, asked, Clock::now() + k_patience);
-        if (said || (said.error().code != ErrorCode::not_owned && !is_gone(each.from, said.error())))
-            continue;
-        bool are_lost = false;
-        std::shared_ptr<HeldFile> epochs; // of who owned it, if it has become this process's
-        memory.with_lock([&](LockedMemory& locked) {
-            bool is_own = false;
-            for_each_import(locked, [&](const Import& import, ledger::Backing& backing) {
-                if (backing.address != each.place || !backing.is_asleep()) return;
-                is_own = true;
-                backing.imported = false;
-                are_lost = epoch_of(import.epochs.get()) != import.epoch;
-                if (!are_lost) {
-                    epochs = import.epochs;
-                    return;
-                }
-                locked.contents().forget(std::exchange(backing.kept, {}).range);
-                ledger::Ledger::move(backing, model::Residence::dropped);
-            });
-            if (is_own) adopt_mapping(locked, each.place);
+        if (said || (said.error().code != ErrorCode::not_owned && !is_gone(each.from))) continue;
+        const bool are_lost = epoch_of(each.epochs.get()) != each.epoch;
+        const bool is_own = memory.with_lock([&](LockedMemory& locked) {
+            auto* const backing = locked.ledger().find(each.place);
+            if (!backing || !backing->is_asleep()) return false; // closed meanwhile
+            adopt(locked, *backing);
+            if (!are_lost) return true;
+            locked.contents().forget(std::exchange(backing->kept, {}).range);
+            ledger::Ledger::move(*backing, model::Residence::dropped);
+            return true;
         });
+        if (!is_own) continue;
         if (are_lost)
             notes.push_back(fmt::format("{} are zero: process {}, which shared them, woke without this one "
                                         "and gave them up",
                                         format_bytes(each.bytes), each.from.pid));
-        else if (epochs && is_adopted_twice(*epochs, each.asked.allocation))
+        else if (is_adopted_twice(*each.epochs, each.asked.allocation))
             notes.push_back(
                 fmt::format("{} are shared no more: process {}, which shared them, has ended, and "
                             "each other process has them for itself",
@@ -531,7 +564,7 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
             const MutexLock lock(imports.mutex);
             for (auto& import : imports.all)
                 if (import.at == backing->address) {
-                    of = {import.from, import.asked, backing->address, backing->bytes};
+                    of = {import.from, import.asked, backing->address};
                     import.is_asleep = false; // an owner that falls asleep again has to wait for it
                     import.goes = request.joint;
                 }

@@ -432,12 +432,125 @@ TEST_CASE("Sharing: its contents outlive its owner", "[sharing]") {
     CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
     check_intact(pair.taker, pair.back);
     CHECK(succeeded(pair.command(pair.taker, "gpu-sleep"))); // it is its own now
-    CHECK(pair.taker.report("residual/0/kind") == "ipc");    // but not what it has shared itself
+    CHECK(pair.taker.report("residual/0/kind") == "none");   // as is what that one alone had opened
     CHECK(succeeded(pair.command(pair.taker, "gpu-wake")));
     CHECK(succeeded(pair.command("gpu-sleep", {"--deep"}))); // of all that are left
     CHECK(succeeded(pair.command("gpu-wake")));
     CHECK(pair.taker.tell("hash " + pair.opened.number) == pair.given.hash);
     pair.taker.tell("free " + pair.opened.number);
+}
+
+TEST_CASE("Sharing: what an owner that has ended left sleeps once one process alone has it", "[sharing]") {
+    const auto* const kind = GENERATE("plain", "shared", "shareable");
+    const bool is_deep = GENERATE(false, true);
+    DeepFamily family(2);
+    auto& giver = family[0];
+    auto& taker = family[1];
+    const auto given = make_piece(giver, kind, k_piece_bytes);
+    if (kind == std::string("shareable")) hand_pool_over(giver, taker);
+    const auto opened = kind == std::string("plain")
+                            ? open_piece(taker, giver.tell("share " + given.number), k_piece_bytes)
+                        : kind == std::string("shared") ? import_piece(giver, taker, given, k_piece_bytes)
+                                                        : import_pointer(giver, taker, given, k_piece_bytes);
+    giver.kill();
+    Host watcher(family.plain());
+    watcher.tell("start");
+    const auto taken = free_bytes(watcher);
+    const auto pid = std::to_string(taker.pid());
+    const auto options = is_deep ? Arguments{pid, "--deep"} : Arguments{pid};
+    const auto command = [&](const char* name, Arguments arguments) {
+        return ended(run(family.launch(name, std::move(arguments)))).out;
+    };
+    // Processes of other tests may be stopped, and not answer.
+    REQUIRE(becomes_true(
+        [&] { return run(family.launch("gpu-sleep", with(options, {"--dry-run"}))).status == 0; }));
+    for (int round = 0; round < 2; ++round) {
+        REQUIRE(becomes_true([&] {
+            return run(family.launch("gpu-sleep", options)).status == 0 &&
+                   taker.report("residual/0/kind") == "none";
+        }));
+        CHECK(free_bytes(watcher) >= taken + 2 * k_piece_bytes);
+        command("gpu-wake", {pid});
+        CHECK(taker.tell("hash " + opened.number) == given.hash);
+    }
+    CHECK(taker.tell("launch " + opened.number + " 3") != given.hash);
+    taker.tell("free " + opened.number);
+    CHECK(free_bytes(watcher) >= taken + k_piece_bytes);
+    check_no_harm(taker);
+}
+
+TEST_CASE("Sharing: what an owner that has ended left stays while others have it, and says so", "[sharing]") {
+    DeepFamily family(3);
+    auto& taker = family[1];
+    auto& other = family[2];
+    const auto sleep = [&](Arguments options = {}) {
+        return run(family.launch("gpu-sleep", with({std::to_string(taker.pid())}, std::move(options))));
+    };
+    const auto check_goes = [&](const std::string& number, const std::string& hash) {
+        REQUIRE(becomes_true([&] { return sleep({"--deep"}).status == 0; }));
+        CHECK(taker.report("residual/0/kind") == "none");
+        CHECK(succeeded(run(family.launch("gpu-wake", {std::to_string(taker.pid())}))));
+        CHECK(taker.tell("hash " + number) == hash);
+    };
+    SECTION("by CUDA IPC") {
+        const auto given = make_piece(family[0], "plain", k_piece_bytes);
+        const auto handle = family[0].tell("share " + given.number);
+        const auto opened = open_piece(taker, handle, k_piece_bytes);
+        const auto others = open_piece(other, handle, k_piece_bytes);
+        family[0].kill();
+        const auto alone = sleep({"--deep"});
+        CHECK(alone.status == 1);
+        CHECK_THAT(alone.err, mentions("has ended") && mentions("close"));
+        const auto together = run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--json"}));
+        REQUIRE(succeeded(together));
+        CHECK_THAT(together.out,
+                   mentions("has ended") && mentions(fmt::format("process {} has them", other.pid())));
+        CHECK(succeeded(run(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}))));
+        CHECK(taker.tell("launch " + opened.number + " 3") == other.tell("hash " + others.number));
+        const auto hash = other.tell("hash " + others.number);
+        if (GENERATE(false, true))
+            other.kill();
+        else
+            other.tell("free " + others.number);
+        check_goes(opened.number, hash);
+    }
+    SECTION("by descriptors, of which one is on its way, and the process itself keeps one") {
+        const auto given = make_piece(family[0], "shared", k_piece_bytes);
+        const auto path = family.file("socket");
+        auto exported = descriptor_of(family[0].pid(), std::stoi(family[0].tell("export " + given.number)));
+        const auto imported = import_here(taker, path, exported.get(), "keep");
+        family[0].kill();
+        CHECK_THAT(sleep({"--deep"}).err, mentions("a descriptor of them is open, or on its way"));
+        CHECK(taker.report("residual/0/kind") == "shared");
+        exported.reset();
+        check_goes(imported.front(), given.hash);
+    }
+    SECTION("by a descriptor that the process has imported twice") {
+        const auto given = make_piece(family[0], "shared", k_piece_bytes);
+        auto exported = descriptor_of(family[0].pid(), std::stoi(family[0].tell("export " + given.number)));
+        const auto path = family.file("socket");
+        const auto first = import_here(taker, path, exported.get(), {}).front();
+        const auto second = import_here(taker, path, exported.get(), {}).front();
+        exported.reset();
+        family[0].kill();
+        CHECK(sleep({"--deep"}).status == 1);
+        CHECK(succeeded(sleep()));
+        CHECK(taker.report("residual/0/kind") == "shared");
+        CHECK(succeeded(run(family.launch("gpu-wake", {std::to_string(taker.pid())}))));
+        CHECK(taker.tell("launch " + first + " 3") == taker.tell("hash " + second));
+    }
+    SECTION("by a descriptor, which was not mapped yet") {
+        const auto given = make_piece(family[0], "shared", k_piece_bytes);
+        const auto path = family.file("socket");
+        auto exported = descriptor_of(family[0].pid(), std::stoi(family[0].tell("export " + given.number)));
+        const auto handle = import_here(taker, path, exported.get(), "later").front();
+        exported.reset();
+        family[0].kill();
+        REQUIRE(becomes_true([&] { return sleep({"--deep"}).status == 0; }));
+        CHECK(succeeded(run(family.launch("gpu-wake", {std::to_string(taker.pid())}))));
+        const auto mapped = taker.tell(fmt::format("map_import {} {}", handle, k_piece_bytes)).substr(0, 1);
+        CHECK(taker.tell("hash " + mapped) == given.hash);
+    }
 }
 
 TEST_CASE("Sharing: who else had it is told that it is shared no more once its owner has ended",
