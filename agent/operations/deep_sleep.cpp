@@ -185,14 +185,13 @@ Result<void> DeepSleep::note_devices(const std::set<int>& used) {
 Result<void> DeepSleep::begin(const server::ProgressSink& asker, Clock::time_point deadline, bool is_own) {
     std::optional<log::Step> step("keep calls from the driver");
     const auto keep_going = [&] { return asker({model::Progress::Phase::drain, 0, 0}); };
-    auto ready = gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going);
-    if (ready) ready = guarded([&] { return check_again(); });
-    if (ready) ready = guarded([&] { return drain(deadline, keep_going); });
-    // What is allocated since the sleep may be placed there.
-    if (ready)
-        ready = memory_.with_lock([](LockedMemory& locked) {
-            return guarded([&] { return locked.engine().leave_host_memory(); });
-        });
+    const auto ready = guarded([&]() -> Result<void> {
+        GPU_SLEEP_TRY(gate::Gate::instance().go_deep(memory_.hold_rule(), deadline, keep_going));
+        GPU_SLEEP_TRY(check_again());
+        GPU_SLEEP_TRY(drain(deadline, keep_going));
+        // What is allocated since the sleep may be placed there.
+        return memory_.with_lock([](LockedMemory& locked) { return locked.engine().leave_host_memory(); });
+    });
     if (!ready) {
         come_back();
         const auto& why = ready.error().message;
@@ -312,12 +311,7 @@ Result<bool> DeepSleep::look() {
 
 Result<bool> DeepSleep::settle(checkpoint::State found) {
     auto is_away = engine().settle(found);
-    if (!is_away) {
-        if (is_away.error().code != ErrorCode::context_lost) return is_away;
-        const MutexLock lock(mutex_);
-        lost_ = std::move(is_away).error();
-        return *lost_;
-    }
+    if (!is_away) return noting_loss(std::move(is_away).error());
     if (*is_away) {
         gate::Gate::set_deep_stage(gate::DeepStage::deep);
         was_deep_ = true;
@@ -325,6 +319,13 @@ Result<bool> DeepSleep::settle(checkpoint::State found) {
         come_back();
     }
     return is_away;
+}
+
+Error DeepSleep::noting_loss(Error error) {
+    if (error.code != ErrorCode::context_lost) return error;
+    const MutexLock lock(mutex_);
+    lost_ = std::move(error); // before a copy takes memory
+    return *lost_;
 }
 
 Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeRequest& request) {
@@ -379,12 +380,7 @@ Result<void> DeepSleep::end(const model::WakeRequest& request) {
     auto restored = engine().restore(request.gpus);
     if (!restored) moved_.clear();
     auto done = restored ? engine().unlock() : std::move(restored);
-    if (!done) {
-        if (done.error().code != ErrorCode::context_lost) return done;
-        const MutexLock lock(mutex_);
-        lost_ = std::move(done).error(); // noted before a copy takes memory
-        return *lost_;
-    }
+    if (!done) return noting_loss(std::move(done).error());
     come_back();
     return {};
 }

@@ -176,6 +176,8 @@ private:
     [[nodiscard]] Result<void> take_stock();
     /// As look(), of one that was found so.
     [[nodiscard]] Result<bool> settle(checkpoint::State found);
+    /// Returns the error, by which the driver may have lost the process: then it is noted.
+    [[nodiscard]] Error noting_loss(Error error);
     void come_back() noexcept;
 
     ProgramMemory& memory_;

@@ -48,7 +48,7 @@ RoomMaking::Holders Operations::holders(model::WakeRequest request) {
     const server::ProgressSink nobody = [](const model::Progress&) { return true; };
     request.dry_run = true;
     const auto rehearsed = wake(ground_, wakes_, request, {nobody, k_alone});
-    return rehearsed ? room.holders(*rehearsed) : RoomMaking::Holders();
+    return rehearsed ? room.holders(needs_of_wake(*rehearsed)) : RoomMaking::Holders();
 }
 
 /// Where an allocation of the program has failed: who has the GPU memory, and the command that makes room.

@@ -35,14 +35,6 @@ std::vector<std::string> keys(const BytesByGpu& gpus) {
     return names;
 }
 
-/// Returns the GPU memory that a rehearsed wake would take.
-BytesByGpu needs(const Report& report) {
-    BytesByGpu gpus;
-    for (const auto& device : report.devices)
-        if (device.released > 0 && !device.uuid.empty()) gpus[device.uuid] += device.released;
-    return gpus;
-}
-
 /// How much of that, and of each device's `margin`, is not free; nothing where the driver cannot be asked.
 BytesByGpu shortage(const Report& report, const std::function<Bytes(int device)>& margin) {
     BytesByGpu gpus;
@@ -69,6 +61,13 @@ std::string words_against(const client::RoomMade& made) {
 }
 
 } // namespace
+
+BytesByGpu needs_of_wake(const Report& rehearsed) {
+    BytesByGpu gpus;
+    for (const auto& device : rehearsed.devices)
+        if (device.released > 0 && !device.uuid.empty()) gpus[device.uuid] += device.released;
+    return gpus;
+}
 
 client::GpuQueue* GpuLines::find(int directory, const std::string& gpu) {
     if (const auto known = lines_.find(gpu); known != lines_.end()) {
@@ -206,7 +205,7 @@ Result<Report> RoomMaking::wake(const Wake& wake, const model::WakeRequest& requ
     dry.dry_run = true;
     auto rehearsed = wake(dry);
     if (!rehearsed) return rehearsed;
-    const auto gpus = needs(*rehearsed);
+    const auto gpus = needs_of_wake(*rehearsed);
     const auto neighbours = client::Neighbours::open();
     if (gpus.empty() || !neighbours) return wake(request);
     const auto locks = take_turn(neighbours->directory(), keys(gpus), request.min_awake, goes_first);
@@ -275,10 +274,6 @@ Result<Report> RoomMaking::rehearse(const Wake& wake, const model::WakeRequest& 
     else
         refuse(report, std::move(why), is_inhibited ? ErrorCode::inhibited : ErrorCode::out_of_device_memory);
     return report;
-}
-
-RoomMaking::Holders RoomMaking::holders(const Report& rehearsed) {
-    return holders(needs(rehearsed));
 }
 
 RoomMaking::Holders RoomMaking::holders(const BytesByGpu& gpus) {

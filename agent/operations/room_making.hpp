@@ -12,6 +12,9 @@
 
 namespace gpu_sleep::agent::operations {
 
+/// Returns the GPU memory that a rehearsed wake would take.
+[[nodiscard]] client::BytesByGpu needs_of_wake(const model::Report& rehearsed);
+
 /// One for the process, to which the locks belong. GPUs are named by their UUIDs. A GPU that has no line,
 /// because there is no directory for it, counts as locked: then there are no turns. Thread-safe.
 class GpuLines {
@@ -113,8 +116,7 @@ public:
         std::string words;        ///< and why each cannot sleep; empty if nobody says
         bool could_sleep = false; ///< one of them
     };
-    /// On the GPUs that a rehearsed wake would take memory of, or these. Takes up to half a second.
-    [[nodiscard]] Holders holders(const model::Report& rehearsed);
+    /// On these GPUs. Takes up to half a second.
     [[nodiscard]] Holders holders(const client::BytesByGpu& gpus);
 
 private:
