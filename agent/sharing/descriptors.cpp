@@ -114,6 +114,11 @@ std::string path_of(int descriptor) {
     return ::readlink(link.c_str(), path.data(), path.size() - 1) > 0 ? path.data() : std::string();
 }
 
+std::string name_of(pid_t pid) {
+    const auto name = read_small_file(fmt::format("/proc/{}/comm", pid)).value_or("?");
+    return name.substr(0, name.find('\n'));
+}
+
 bool has_no_agent(pid_t pid) {
     const auto tasks = fmt::format("/proc/{}/task", pid);
     const auto threads = numbers_in(tasks);
@@ -136,8 +141,8 @@ bool is_left(off_t lock, off_t count, const Of& of) {
 
 /// The tool's own programs, which may use the driver and import nothing: as the kernel cuts their names.
 constexpr std::string_view k_own_programs[] = {
-    "cr_client\n", "cuda-checkpoint\n", "gpu-doctor\n",      "gpu-ps\n",     "gpu-reclaim\n",
-    "gpu-sleep\n", "gpu-sleep-http\n",  "gpu-sleep-outsi\n", "gpu-switch\n", "gpu-wake\n"};
+    "cr_client", "cuda-checkpoint", "gpu-doctor",      "gpu-ps",     "gpu-reclaim",
+    "gpu-sleep", "gpu-sleep-http",  "gpu-sleep-outsi", "gpu-switch", "gpu-wake"};
 
 /// Whether its agent answers, which tells of all that the process imports.
 bool answers(const ProcessIdentity& process) {
@@ -153,8 +158,7 @@ bool may_have_imported(pid_t process) {
     const auto there = start_time_of(process);
     if (!there && there.error().code == ErrorCode::no_process) return false;
     for (auto pid = process;;) {
-        const auto name = read_small_file(fmt::format("/proc/{}/comm", pid)).value_or("");
-        if (pid == ::getpid() || std::ranges::find(k_own_programs, name) != std::end(k_own_programs))
+        if (pid == ::getpid() || std::ranges::find(k_own_programs, name_of(pid)) != std::end(k_own_programs))
             return false;
         const auto start_time = start_time_of(pid);
         if (start_time && answers({pid, *start_time})) return false;
@@ -258,20 +262,14 @@ void leave_tickets(const std::set<std::uint64_t>& handles) {
 /// Whether the descriptor is one by which the program has imported memory, and that it keeps.
 bool is_of_import(int number, off_t lock, pid_t owner) {
     if (owner == ::getpid() || path_of(number).starts_with(k_ticket_path)) return false;
+    const auto is_it = [=](const PassingImport& import) {
+        return import.lock == lock && (owner == 0 || import.from.pid == owner);
+    };
+    if (std::ranges::none_of(imported_handles(), is_it)) return false;
     auto& all = books().handles;
     const MutexLock mutex(all.mutex);
-    const auto is_it = [=](const auto& each) {
-        const auto& import = each.second.import;
-        return import && (owner == 0 || import->from.pid == owner) && import->lock == lock;
-    };
     const auto is_held = [=](const HeldFile& file) { return file.get() == number; };
-    return std::ranges::any_of(all.handles, is_it) && std::ranges::none_of(all.unseen_imports, is_held);
-}
-
-/// Whether agents of this process's /tmp are out of its reach.
-bool sees_other_tmp(pid_t pid) {
-    const auto theirs = FileIdentity::of(AT_FDCWD, fmt::format("/proc/{}/root/tmp", pid).c_str());
-    return theirs && theirs != FileIdentity::of(AT_FDCWD, "/tmp");
+    return std::ranges::none_of(all.unseen_imports, is_held);
 }
 
 } // namespace
@@ -284,7 +282,9 @@ std::vector<ProcessIdentity> others_with_agents() {
         const auto start_time = start_time_of(pid);
         if (start_time ? has_no_agent(pid) : start_time.error().code == ErrorCode::no_process) continue;
         const auto other = start_time ? ProcessIdentity{pid, *start_time} : ProcessIdentity();
-        if (!sees_other_tmp(pid) || answers(other)) others.push_back(other);
+        // Who sees another /tmp, and does not answer here, cannot ask agents here.
+        const auto tmp = FileIdentity::of(AT_FDCWD, fmt::format("/proc/{}/root/tmp", pid).c_str());
+        if (!tmp || tmp == FileIdentity::of(AT_FDCWD, "/tmp") || answers(other)) others.push_back(other);
     }
     return others;
 }

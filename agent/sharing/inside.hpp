@@ -31,6 +31,8 @@ inline constexpr Milliseconds k_until_told{1'000};
                                                            model::SharedMemoryRequest asked);
 /// Whether it has ended, for all that can be known.
 [[nodiscard]] bool has_ended(const ProcessIdentity& process);
+/// The name of its first thread.
+[[nodiscard]] std::string name_of(pid_t pid);
 /// Whether the process certainly has no agent.
 [[nodiscard]] bool has_no_agent(pid_t pid);
 /// The other processes of this user that may have an agent; the pid is 0 where that cannot be known.

@@ -140,12 +140,10 @@ private:
 };
 
 std::string stays_with(Bytes bytes, pid_t other) {
-    if (other == 0)
-        return fmt::format("{} stay on the GPU: a descriptor of them is open, or on its way, or with a "
-                           "process that has no agent",
-                           format_bytes(bytes));
-    return fmt::format("{} stay on the GPU: shared with process {}, which keeps them there",
-                       format_bytes(bytes), other);
+    const auto why = other == 0
+                         ? "a descriptor of them is open, or on its way, or with a process that has no agent"
+                         : fmt::format("shared with process {}, which keeps them there", other);
+    return fmt::format("{} stay on the GPU: {}", format_bytes(bytes), why);
 }
 
 /// The owner's part of agree_on_shared().
@@ -157,31 +155,29 @@ void decide_on_own(ProgramMemory& memory, const model::SleepRequest& request,
     Others others;
     std::set<CUdeviceptr> staying; // of a range that several allocations share, all have to go
     std::set<std::uint64_t> by_descriptor;
-    const auto range_of = [](CUdeviceptr address, const SharedRanges::Range& range) {
-        return address - range.offset;
-    };
-    const auto stay = [&](CUdeviceptr address, const SharedRanges::Range& range, pid_t other) {
-        staying.insert(range_of(address, range));
+    const auto stay = [&](CUdeviceptr address, pid_t other) {
+        const auto& range = ranges.at(address);
+        staying.insert(address - range.offset);
         stays.push_back(stays_with(range.bytes, other));
     };
     for (const auto& [address, range] : ranges) {
-        if (staying.contains(range_of(address, range))) continue;
+        if (staying.contains(address - range.offset)) continue;
         const auto other = others.in_the_way(
             range.importers,
             {.secret = words, .address = address, .allocation = range.allocation, .party = request.party});
         if (other)
-            stay(address, range, *other);
+            stay(address, *other);
         else if (range.by_descriptor)
             by_descriptor.insert(address);
     }
-    for (const auto number : exported_elsewhere(by_descriptor)) stay(number, ranges.at(number), 0);
+    for (const auto number : exported_elsewhere(by_descriptor)) stay(number, 0);
     std::set<driver::DeviceAddress> going;
     memory.with_lock([&](LockedMemory& locked) {
         for (const auto& [address, range] : ranges) {
             auto* const backing = locked.ledger().find(range.place);
             const bool is_awake =
                 backing && !backing->is_asleep() && (backing->stays_in_common || !backing->stay_reason);
-            if (!is_awake || staying.contains(range_of(address, range))) continue;
+            if (!is_awake || staying.contains(address - range.offset)) continue;
             if (!model::means_tag(request.tags, locked.ledger().tag(backing->tag).name)) continue;
             backing->stay_reason = nullptr;
             going.insert(address);
@@ -224,26 +220,14 @@ Result<server::SharedMemory> ask_until_decided(server::Agents& agents, const Ope
     }
 }
 
-/// What has no owner any more becomes this process's own.
-void adopt(LockedMemory& locked, ledger::Backing& backing) {
-    backing.imported = false;
-    if (backing.stay_reason == k_of_another_process) backing.stay_reason = nullptr;
-    adopt_mapping(locked, backing.address);
-}
-
-/// What its owner has left goes to sleep as this process's own, if nobody else has it. Returns why it stays.
-std::optional<std::string> inherit(ProgramMemory& memory, const Opening& left, Others& others) {
-    const auto other = others.heir_of(left.asked);
-    if (other && *other != 0)
-        return fmt::format("{} stay on the GPU: their owner, process {}, has ended, and process {} has them, "
-                           "too, or does not answer; they can sleep once it has closed them, or ended",
-                           format_bytes(left.bytes), left.from.pid, *other);
-    if (other || is_left_anywhere(left.asked)) return stays_with(left.bytes, 0);
-    memory.with_lock([&](LockedMemory& locked) {
-        auto* const backing = locked.ledger().find(left.place);
-        if (backing && backing->imported) adopt(locked, *backing); // and was not closed meanwhile
-    });
-    return std::nullopt;
+/// What has no owner any more becomes this process's own. False if it was closed meanwhile.
+bool adopt(LockedMemory& locked, CUdeviceptr place) {
+    auto* const backing = locked.ledger().find(place);
+    if (!backing || !backing->imported) return false;
+    backing->imported = false;
+    if (backing->stay_reason == k_of_another_process) backing->stay_reason = nullptr;
+    adopt_mapping(locked, place);
+    return true;
 }
 
 /// The part of agree_on_shared() of who opened it. Its owner counts on what was said to it: where that is not
@@ -257,7 +241,11 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
         auto said = ask_until_decided(agents, each, party, deadline, keep_going);
         const auto code = said ? ErrorCode::internal : said.error().code;
         if (!said && is_gone(each.from)) {
-            if (auto why = inherit(memory, each, others)) stays.push_back(*std::move(why));
+            const auto other = others.heir_of(each.asked);
+            if (other || is_left_anywhere(each.asked))
+                stays.push_back(stays_with(each.bytes, other.value_or(0)));
+            else
+                memory.with_lock([&](LockedMemory& locked) { adopt(locked, each.place); });
             continue;
         }
         if (code == ErrorCode::refused || code == ErrorCode::not_owned) {
@@ -447,10 +435,11 @@ bool shares_any(ProgramMemory& memory) {
 std::uint64_t party_of_one(ProgramMemory& memory) {
     const auto words = secret();
     const auto ranges = memory.shared_ranges().all();
-    const auto opened = memory.with_lock([](auto& locked) { return openings(locked, false); });
-    const auto handles = imported_handles();
+    auto imports = imported_handles();
+    for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, false); }))
+        imports.push_back({each.from, each.asked});
     Others others;
-    const auto has_others = [&](const auto& import) {
+    const auto has_others = [&](const PassingImport& import) {
         return !has_ended(import.from) || others.heir_of(import.asked);
     };
     // Of descriptors it is not known who has them, nor who is about to open what nobody has opened.
@@ -461,9 +450,8 @@ std::uint64_t party_of_one(ProgramMemory& memory) {
                                  {.secret = *words, .address = address, .allocation = range.allocation});
     };
     const auto is_awake = [](const auto& each) { return !each.second.is_asleep; };
-    const bool is_any_awake = !opened.empty() || !handles.empty() || std::ranges::any_of(ranges, is_awake);
-    const bool is_alone = words && is_any_awake && std::ranges::none_of(opened, has_others) &&
-                          std::ranges::none_of(handles, has_others) &&
+    const bool is_alone = words && (!imports.empty() || std::ranges::any_of(ranges, is_awake)) &&
+                          std::ranges::none_of(imports, has_others) &&
                           std::ranges::none_of(ranges, may_be_elsewhere);
     return is_alone ? words->back() | 1 : 0;
 }
@@ -530,11 +518,11 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
         const bool are_lost = epoch_of(each.epochs.get()) != each.epoch;
         const bool is_own = memory.with_lock([&](LockedMemory& locked) {
             auto* const backing = locked.ledger().find(each.place);
-            if (!backing || !backing->is_asleep()) return false; // closed meanwhile
-            adopt(locked, *backing);
-            if (!are_lost) return true;
-            locked.contents().forget(std::exchange(backing->kept, {}).range);
-            ledger::Ledger::move(*backing, model::Residence::dropped);
+            if (!backing || !backing->is_asleep() || !adopt(locked, each.place)) return false;
+            if (are_lost) {
+                locked.contents().forget(std::exchange(backing->kept, {}).range);
+                ledger::Ledger::move(*backing, model::Residence::dropped);
+            }
             return true;
         });
         if (!is_own) continue;
@@ -582,13 +570,15 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
             }
             if (shared.error().code == ErrorCode::unknown_tag) break;
             if (shared.error().code != ErrorCode::refused) return std::move(shared).error();
-            const bool waits = request.joint || request.with_sharers;
+            const bool is_member = request.members.empty() || // or that is not known
+                                   std::ranges::count(request.members, of->from.pid) != 0;
+            const bool waits = request.with_sharers || (request.joint && is_member);
             if (!waits && !request.tags.empty()) break; // it was not asked for
             if (!waits)
                 return make_error(ErrorCode::driver_failed,
-                                  "it shares memory with process {}, which sleeps; gpu-wake --with-sharers "
-                                  "wakes both",
-                                  of->from.pid);
+                                  "it shares memory with process {} ({}), which sleeps: gpu-wake "
+                                  "--with-sharers wakes both, or --tree or --group if that has both",
+                                  of->from.pid, name_of(of->from.pid));
             if (Clock::now() >= deadline)
                 return make_error(ErrorCode::timed_out, "process {}, which has memory of it, did not wake",
                                   of->from.pid);

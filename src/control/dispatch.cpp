@@ -281,8 +281,10 @@ std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& i
     }
     std::vector<Process> members;
     std::vector<Task> tasks;
+    auto* const wake = std::get_if<model::WakeRequest>(&command_.request);
     for (auto& target : targets_.reached) {
         members.push_back(target.process);
+        if (wake) wake->members.push_back(static_cast<std::uint64_t>(target.process.inner_pid));
         tasks.push_back({std::move(target), &command_.request});
     }
     std::uint64_t party = 0;
@@ -290,7 +292,7 @@ std::vector<Outcome> Dispatch::ask_together(Listener& listener, Interruptions& i
         if (::getrandom(&party, sizeof party, 0) != sizeof party)
             party = static_cast<std::uint64_t>(::getpid());
     if (auto* const sleep = model::sleep_in(command_.request)) sleep->party = party;
-    if (auto* const wake = std::get_if<model::WakeRequest>(&command_.request)) wake->party = party;
+    if (wake) wake->party = party;
     const client::Joint joint{sleep_of(command_) != nullptr, end_of(command_),
                               [&] { return check_members(members); }};
     return control::carry_out(finder_, std::move(tasks), {.joint = &joint}, listener, interruptions);

@@ -140,6 +140,8 @@ struct WakeRequest : Terms {
     /// How much of the memory that runs from host memory comes back to the GPU, once all tags are awake.
     Bytes live_bytes = k_all_bytes;
     bool ignore_unknown_tags = false; ///< as for a sleep; who has none of `tags` only ends a pause
+    std::vector<std::uint64_t>
+        members{}; ///< pids of those that wake together, as each sees its own; none: not known
 };
 
 /// The sleep that `request`, a variant, asks for, also one that is only for what is idle; null if it is

@@ -160,7 +160,7 @@ auto fields(Is<model::WakeRequest> auto& r) {
                       may<5>(r.wait), must<7>(r.make_room), must<8>(r.min_awake), must<9>(r.joint),
                       must<10>(r.gpus), must<72>(r.live_bytes), may<82>(r.ignore_unknown_tags),
                       may<88>(r.asker), may<90>(r.minds_inhibitors), must<93>(r.party),
-                      may<97>(r.with_sharers));
+                      may<97>(r.with_sharers), may<101>(r.members));
 }
 auto fields(Is<model::Directive> auto& d) {
     return all_fields(must<1>(d.kind), must<2>(d.count));

@@ -238,6 +238,7 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
     auto wake = wake_to_send();
     wake.live_bytes = 0x0e0f;
     wake.ignore_unknown_tags = true;
+    wake.members = {0x66};
     check_bytes(wake, "03:"
                       "018005000000010000007702800100000001"
                       "038008000000060500000000000004800100000001"
@@ -246,7 +247,8 @@ TEST_CASE("Protocol: the bytes of each request", "[protocol]") {
                       "0880080000000c0b00000000000009800100000001"
                       "0a80120000000e0000000180010000006602800100000074"
                       "4880080000000f0e000000000000520001000000015a000100000001"
-                      "5d80080000000e0d00000000000061000100000001");
+                      "5d80080000000e0d00000000000061000100000001"
+                      "65000c000000080000006600000000000000");
     check_bytes(Directive{Directive::Kind::let_through, 8}, "06:"
                                                             "0180010000000102800400000008000000");
     check_bytes(InhibitRequest{true, Milliseconds(0x0910)}, "05:"

@@ -330,6 +330,19 @@ TEST_CASE("Sharing: who has opened it wakes with its owner, or says so", "[shari
         CHECK_THAT(woken.err, mentions(std::to_string(pair.giver.pid())) && mentions("--with-sharers"));
         CHECK(pair.family.states().asleep == 2);
     }
+    SECTION("refused, of a tree that its owner is not of") {
+        const auto start = Clock::now();
+        const auto woken = pair.command(pair.taker, "gpu-wake", {"--tree"});
+        CHECK(Clock::now() - start < Milliseconds(10'000));
+        CHECK(woken.status == 7);
+        CHECK_THAT(woken.err, mentions(fmt::format("process {} (intercepted_pro)", pair.giver.pid())) &&
+                                  mentions("--with-sharers") && mentions("--tree"));
+        CHECK(pair.family.states().asleep == 2);
+    }
+    SECTION("with it, of a tree that it is not of") {
+        CHECK(succeeded(pair.command(pair.taker, "gpu-wake", {"--tree", "--with-sharers"})));
+        CHECK(pair.family.states().awake == 2);
+    }
     SECTION("with it") {
         CHECK(succeeded(pair.command(pair.taker, "gpu-wake", {"--with-sharers"})));
         CHECK(pair.family.states().awake == 2);
@@ -504,7 +517,7 @@ TEST_CASE("Sharing: what an owner that has ended left stays while others have it
         const auto together = run(family.launch("gpu-sleep", {DeepFamily::root(), "--tree", "--json"}));
         REQUIRE(succeeded(together));
         CHECK_THAT(together.out,
-                   mentions("has ended") && mentions(fmt::format("process {} has them", other.pid())));
+                   mentions(fmt::format("shared with process {}, which keeps them there", other.pid())));
         CHECK(succeeded(run(family.launch("gpu-wake", {DeepFamily::root(), "--tree"}))));
         CHECK(taker.tell("launch " + opened.number + " 3") == other.tell("hash " + others.number));
         const auto hash = other.tell("hash " + others.number);
