@@ -15,7 +15,6 @@
 #include "registry/registry.hpp"
 #include "sharing/sharing.hpp"
 #include "store/host_budget.hpp"
-#include "store/own_file.hpp"
 
 #include <cxxabi.h>
 
@@ -200,7 +199,7 @@ void Agent::handle_fork_in_child() noexcept {
     // The child has the memory of the agent but none of its threads, and CUDA does not work in it: it starts
     // without.
     if (agent) agent->server_.close_in_child();
-    store::close_unshared_fds();
+    close_unshared_fds();
     store::HostBudget::own().begin_anew_in_child(); // an agent of the child's begins with it
     g_agent.store(nullptr, std::memory_order_release);
     ProgramMemory::end();

@@ -100,7 +100,7 @@ public:
         };
         memory.shared_ranges().take_part(request_.party);
         const bool has_changed = std::exchange(report.changed, false);
-        std::vector<UniqueFd> descriptors; // of shared memory, until all is mapped
+        std::vector<UnsharedFd> descriptors; // of shared memory, until all is mapped
         woken_ = GPU_SLEEP_TRY(memory.with_lock([&](LockedMemory& locked) {
             const auto in_place = locked.ledger().in_place();
             const sleep::Fetch fetch = [&](std::span<ledger::Backing* const> imports,

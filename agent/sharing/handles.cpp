@@ -37,7 +37,7 @@ Answer import_handle(CUmemGenericAllocationHandle* handle, int descriptor) noexc
         mine.import->file = FileIdentity::of(shared->memory.get()).value_or(FileIdentity());
         mine.bytes = shared->what.bytes;
         mine.references = 1;
-        auto opened = import_memory(memory.api(), shared->memory);
+        auto opened = import_memory(memory.api(), shared->memory.get());
         if (!opened) return to_status(opened.error());
         const auto status =
             memory.api().cuMemGetAllocationPropertiesFromHandle(&mine.properties, opened->get());

@@ -24,7 +24,7 @@ inline constexpr Milliseconds k_until_told{1'000};
 /// A number that only processes know to which this one gave memory; nothing without random numbers.
 [[nodiscard]] std::optional<std::array<std::uint64_t, 2>> secret();
 /// The driver's handle of memory that came by a descriptor. Errors: driver_failed, context_lost.
-[[nodiscard]] Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory);
+[[nodiscard]] Result<driver::PhysicalMemory> import_memory(const driver::Api& api, int memory);
 /// Asks again while the memory sleeps at its owner, as a touch waits. Errors: those of
 /// server::ask_for_memory(); cancelled (this process sleeps, and touches fail).
 [[nodiscard]] Result<server::SharedMemory> ask_until_awake(const ProcessIdentity& owner,

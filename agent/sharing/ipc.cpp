@@ -95,7 +95,7 @@ struct Opened {
 Result<Opened> map_import(const driver::Api& api, const server::SharedMemory& shared,
                           driver::DeviceMask access) {
     const driver::RelaxedCaptureMode relaxed(api);
-    auto memory = GPU_SLEEP_TRY(import_memory(api, shared.memory));
+    auto memory = GPU_SLEEP_TRY(import_memory(api, shared.memory.get()));
     auto place = GPU_SLEEP_TRY(map_at_own_place(api, shared.what.bytes, memory.get(), access));
     const auto at = place.span().address;
     return Opened{{{}, {}, at, at + shared.what.offset, std::move(place)}, std::move(memory)};

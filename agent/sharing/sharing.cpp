@@ -31,9 +31,9 @@ std::optional<std::array<std::uint64_t, 2>> secret() {
     return s_secret;
 }
 
-Result<driver::PhysicalMemory> import_memory(const driver::Api& api, const UniqueFd& memory) {
+Result<driver::PhysicalMemory> import_memory(const driver::Api& api, int memory) {
     CUmemGenericAllocationHandle handle = 0;
-    auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(memory.get()));
+    auto* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(memory));
     GPU_SLEEP_DRIVER_TRY(api, cuMemImportFromShareableHandle, "cannot open shared memory", &handle,
                          descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     return driver::PhysicalMemory(api, handle);
@@ -540,7 +540,7 @@ std::vector<std::string> adopt_orphans(ProgramMemory& memory) {
 }
 
 Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
-                           std::vector<UniqueFd>& descriptors, const model::WakeRequest& request,
+                           std::vector<UnsharedFd>& descriptors, const model::WakeRequest& request,
                            Clock::time_point deadline, const std::function<bool()>& keep_going) {
     server::Agents agents;
     descriptors.reserve(descriptors.size() + wanted.size());
@@ -564,8 +564,8 @@ Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* co
         for (;;) {
             auto shared = agents.ask(of->from, of->asked, Clock::now() + k_patience);
             if (shared) {
-                backing->handle = GPU_SLEEP_TRY(import_memory(api, shared->memory)).release();
-                descriptors.push_back(std::move(shared->memory));
+                auto& memory = descriptors.emplace_back(std::move(shared->memory));
+                backing->handle = GPU_SLEEP_TRY(import_memory(api, memory.get())).release();
                 break;
             }
             if (shared.error().code == ErrorCode::unknown_tag) break;

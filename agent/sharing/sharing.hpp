@@ -91,7 +91,7 @@ void settle_shared(
 /// waits. Errors: driver_failed (the owner sleeps, too), timed_out, cancelled; those of
 /// server::ask_for_memory().
 [[nodiscard]] Result<void> fetch_imports(const driver::Api& api, std::span<ledger::Backing* const> wanted,
-                                         std::vector<UniqueFd>& descriptors,
+                                         std::vector<UnsharedFd>& descriptors,
                                          const model::WakeRequest& request, Clock::time_point deadline,
                                          const std::function<bool()>& keep_going);
 /// The command is gone, or has withdrawn, when all was ready: whether it has told any of those that share

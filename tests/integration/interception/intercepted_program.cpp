@@ -506,6 +506,13 @@ Answer do_fail(Words& words) {
                        GPU_SLEEP_TEST_CONTROL(sim_last_failed)());
 }
 
+/// delay NAME MILLISECONDS: from now on that call of the driver takes so much longer
+Answer do_delay(Words& words) {
+    const auto name = next<std::string>(words);
+    GPU_SLEEP_TEST_CONTROL(sim_delay)(name.c_str(), 1000 * next<unsigned>(words));
+    return {};
+}
+
 /// second_gpu: begins to use another
 Answer do_second_gpu(Words&) {
     CUcontext context = nullptr;
@@ -571,6 +578,7 @@ const Commands& commands() {
         {"wake_self", do_wake_self},
         {"faults", do_faults},
         {"fail", do_fail},
+        {"delay", do_delay},
         {"second_gpu", do_second_gpu},
         {"free_bytes", [](Words&) { return std::to_string(GPU_SLEEP_TEST_CONTROL(sim_free_bytes)(0)); }},
         {"pid", [](Words&) { return std::to_string(::getpid()); }},

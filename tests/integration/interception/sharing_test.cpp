@@ -690,6 +690,33 @@ TEST_CASE("Sharing: what its owner changed before it ended is reported as lost",
     check_intact(pair.taker, pair.back);
 }
 
+TEST_CASE("Sharing: a child that is forked in a wake keeps no descriptor of what comes back", "[sharing]") {
+    // By which the simulated driver knows that a descriptor of memory is left.
+    constexpr auto* k_driver_lock = "4611686018427387904 4611686018427387904";
+    Pair pair(GENERATE("plain", "shared"));
+    pair.fall_asleep();
+    pair.taker.tell("delay cuMemMap 200");
+    Process wake(pair.family.launch("gpu-wake", {DeepFamily::root(), "--tree"}));
+    bool was_seen = false;
+    const auto has_any = [&](pid_t pid) {
+        const auto files = files_in(fmt::format("/proc/{}/fdinfo", pid));
+        return std::any_of(files.begin(), files.end(), [&](const auto& file) {
+            return content_of(file).find(k_driver_lock) != std::string::npos;
+        });
+    };
+    while (pair.family.states().awake != 2) {
+        if (!has_any(pair.taker.pid())) continue;
+        was_seen = true;
+        pair.taker.tell("fork stays");
+    }
+    CHECK(was_seen);
+    CHECK(wake.finish().status == 0);
+    std::istringstream children(content_of(fmt::format("/proc/{0}/task/{0}/children", pair.taker.pid())));
+    const std::vector<pid_t> forked{std::istream_iterator<pid_t>(children), {}};
+    CHECK_FALSE(forked.empty());
+    CHECK(std::none_of(forked.begin(), forked.end(), has_any));
+}
+
 TEST_CASE("Sharing: who opens what sleeps waits until it is awake, and wakes it", "[sharing]") {
     Pair pair;
     const auto handle = pair.giver.tell("share " + pair.given.number);
