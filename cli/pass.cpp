@@ -161,7 +161,8 @@ Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies&
     auto found = look(finder, policies, options.request.whom);
     tell_complaints(policies);
     if (!found) return found;
-    heed_budgets(found->seen, policies.budgets(processes_of(*found)));
+    const auto budgets = policies.budgets(processes_of(*found));
+    heed_room(found->seen, plan_host_memory(holders_of(found->seen), budgets).has_room);
     heed_refusals(finder, found->seen);
     for (const auto& each : found->failed) {
         const auto purpose = fmt::format("find out whether {} would sleep", title(each.process));

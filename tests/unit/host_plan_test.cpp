@@ -92,3 +92,24 @@ TEST_CASE("Host plan: what has been idle for longest has the room that is left",
     CHECK(find_room(holders, {130, {{k_bob, 59}}}) == Rooms{true, false, true, true});
     CHECK(find_room(holders, {{}, {{k_alice, 40}}}) == Rooms{false, true, true, true});
 }
+
+TEST_CASE("Host plan: what a process retains gives no room to a sleep that the budget forbids",
+          "[host_plan]") {
+    const auto soon = [](uid_t user, Bytes retained, double seconds) {
+        return Holder{user, retained, retained, 8, seconds, false};
+    };
+    using Rooms = std::vector<bool>;
+    const std::vector<Holder> both{soon(k_alice, 8, 1), soon(k_alice, 8, 2)};
+    const auto [budgets, release, rooms] =
+        GENERATE(table<Budgets, Places, Rooms>({{{16, {}}, {}, {true, true}},
+                                                {{15, {}}, {0}, {false, true}},
+                                                {{4, {}}, {0, 1}, {false, false}},
+                                                {{{}, {{k_alice, 4}}}, {0, 1}, {false, false}}}));
+    const auto plan = plan_host_memory(both, budgets);
+    CHECK(plan.release == release);
+    CHECK(plan.has_room == rooms);
+    CHECK(plan.left.empty());
+    // Another process gives back what it retains first.
+    CHECK(plan_host_memory({soon(k_alice, 8, 1), retaining(k_bob, 9)}, {8, {}}).has_room ==
+          Rooms{true, true});
+}

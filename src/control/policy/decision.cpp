@@ -53,10 +53,15 @@ Bytes minus(Bytes from, Bytes what) noexcept {
     return from - std::min(from, what);
 }
 
+/// Returns how much of what the holder retains its sleep uses.
+Bytes reused_by(const Holder& holder) noexcept {
+    return std::min(holder.retained, holder.incoming);
+}
+
 /// Takes off what the holders hold until a budget is kept.
 class Planner {
 public:
-    Planner(const std::vector<Holder>& holders, HostPlan& plan) : holders_(holders), plan_(plan) {}
+    Planner(std::vector<Holder> holders, HostPlan& plan) : holders_(std::move(holders)), plan_(plan) {}
 
     /// Over the holders of `user`, or over all.
     void keep(Bytes budget, std::optional<uid_t> user) {
@@ -67,17 +72,20 @@ public:
         };
         by([&](std::size_t i) { return holders_[i].retained; });
         for (const auto i : chosen)
-            if (needed(user) > budget && holders_[i].retained > 0 && !released_[i]) {
-                released_[i] = true;
-                plan_.release.push_back(i);
-            }
+            if (needed(user) > budget && holders_[i].incoming == 0) release(i);
         by([&](std::size_t i) { return holders_[i].unused_seconds; });
         for (const auto i : chosen)
-            if (needed(user) > budget && holders_[i].can_move && left_of(i) > 0 && !moved_[i]) {
-                moved_[i] = true;
-                plan_.move.push_back(i);
-            }
-        if (const auto now = held(user); now > budget) plan_.left.push_back({user, budget, now});
+            if (needed(user) > budget && holders_[i].can_move && holders_[i].held > 0) move(i);
+    }
+
+    /// Releases what processes retain that find no room for their sleep.
+    void finish(const Budgets& budgets) {
+        const auto has_room = find_room(holders_, budgets);
+        for (std::size_t i = 0; i < holders_.size(); ++i)
+            if (!has_room[i]) release(i);
+        plan_.has_room = find_room(holders_, budgets);
+        for (const auto& [user, budget] : budgets.users) note_excess(budget, user);
+        if (budgets.machine) note_excess(*budgets.machine, std::nullopt);
     }
 
 private:
@@ -87,28 +95,34 @@ private:
             if (!user || holders_[i].user == *user) chosen.push_back(i);
         return chosen;
     }
-    /// How much the holder has once the plan is done, without what is incoming.
-    [[nodiscard]] Bytes left_of(std::size_t i) const {
-        const auto& holder = holders_[i];
-        if (moved_[i]) return 0;
-        return released_[i] ? minus(holder.held, holder.retained) : holder.held;
-    }
+    /// How much is held once the plan is done, without what is incoming.
     [[nodiscard]] Bytes held(std::optional<uid_t> user) const {
         Bytes sum = 0;
-        for (const auto i : holders_of(user)) sum += left_of(i);
+        for (const auto i : holders_of(user)) sum += holders_[i].held;
         return sum;
     }
     /// With what is incoming.
     [[nodiscard]] Bytes needed(std::optional<uid_t> user) const {
         Bytes sum = held(user);
-        for (const auto i : holders_of(user)) sum += holders_[i].incoming;
+        for (const auto i : holders_of(user)) sum += holders_[i].incoming - reused_by(holders_[i]);
         return sum;
     }
+    void release(std::size_t i) {
+        auto& holder = holders_[i];
+        if (holder.retained == 0) return;
+        holder.held = minus(holder.held, std::exchange(holder.retained, 0));
+        plan_.release.push_back(i);
+    }
+    void move(std::size_t i) {
+        holders_[i].held = 0;
+        plan_.move.push_back(i);
+    }
+    void note_excess(Bytes budget, std::optional<uid_t> user) {
+        if (const auto now = held(user); now > budget) plan_.left.push_back({user, budget, now});
+    }
 
-    const std::vector<Holder>& holders_;
+    std::vector<Holder> holders_; ///< as they are once the plan is done
     HostPlan& plan_;
-    std::vector<bool> released_ = std::vector<bool>(holders_.size());
-    std::vector<bool> moved_ = std::vector<bool>(holders_.size());
 };
 
 } // namespace
@@ -201,6 +215,7 @@ HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& bud
     Planner planner(holders, plan);
     for (const auto& [user, budget] : budgets.users) planner.keep(budget, user);
     if (budgets.machine) planner.keep(*budgets.machine, std::nullopt);
+    planner.finish(budgets);
     return plan;
 }
 
@@ -211,9 +226,10 @@ std::vector<bool> find_room(const std::vector<Holder>& holders, const Budgets& b
     auto machine = budgets.machine;
     auto users = budgets.users;
     for (const auto& holder : holders) {
-        if (machine) machine = minus(*machine, holder.held);
+        const auto held = holder.held - reused_by(holder);
+        if (machine) machine = minus(*machine, held);
         if (const auto own = users.find(holder.user); own != users.end())
-            own->second = minus(own->second, holder.held);
+            own->second = minus(own->second, held);
     }
     std::vector<bool> has_room(holders.size(), true);
     for (const auto i : order) {

@@ -44,7 +44,7 @@ struct Holder {
     uid_t user = 0;
     Bytes held = 0;            ///< for contents, all of it
     Bytes retained = 0;        ///< of that, contents of what is awake: it can go at any time
-    Bytes incoming = 0;        ///< that the same pass is about to add
+    Bytes incoming = 0;        ///< that a sleep of the same pass is about to use, retained memory first
     double unused_seconds = 0; ///< asleep or idle
     bool can_move = false;     ///< asleep, and there is a directory for its contents
 };
@@ -63,12 +63,13 @@ struct HostPlan {
         Bytes budget = 0;
         Bytes held = 0; ///< once all of the plan is done
     };
-    std::vector<Excess> left; ///< budgets that stay exceeded, whatever comes
+    std::vector<Excess> left;   ///< budgets that stay exceeded, whatever comes
+    std::vector<bool> has_room; ///< of each holder: find_room() once the rest of the plan is done
 };
 
 /// Retained memory goes first, the largest of it first; then what has slept for longest moves to files. No
-/// more than the budgets ask for, with what is incoming: first each user's, then the machine's. What finds no
-/// room then does not come: find_room().
+/// more than the budgets ask for, with what is incoming: first each user's, then the machine's. A process
+/// for whose sleep there is no room then does not sleep in host memory, and gives back what it retains.
 [[nodiscard]] HostPlan plan_host_memory(const std::vector<Holder>& holders, const Budgets& budgets);
 
 /// Whether there is room within all budgets for what each holder is about to add; the longest unused first.

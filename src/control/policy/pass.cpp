@@ -33,11 +33,8 @@ Holder holder_of(const Seen& seen) {
         seen.process.uid, report.host_bytes + report.retained_bytes, report.retained_bytes, 0, 0, false};
     for (const auto& tag : report.tags) holder.held += tag.host_backed;
     const auto& request = seen.decision.request;
-    if (request && request->sleep.store == model::Store::host) {
-        const auto needed = needed_by(request->sleep, report);
-        holder.incoming = needed - std::min(needed, report.retained_bytes);
-        holder.retained = 0; // it is about to be used
-    }
+    if (request && request->sleep.store == model::Store::host)
+        holder.incoming = needed_by(request->sleep, report);
     holder.unused_seconds = unused_seconds(report).value_or(0);
     if (!sleeps_in_host_memory(report)) return holder;
     holder.unused_seconds = report.state_seconds;
@@ -163,8 +160,7 @@ void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patienc
                 *asked[i] = {{}, std::move(reason)};
 }
 
-void heed_budgets(std::vector<Seen>& seen, const Budgets& budgets) {
-    const auto has_room = find_room(holders_of(seen), budgets);
+void heed_room(std::vector<Seen>& seen, const std::vector<bool>& has_room) {
     for (std::size_t i = 0; i < seen.size(); ++i)
         if (!has_room[i]) seen[i].decision = without_room(std::move(seen[i].decision), seen[i].policy);
 }
@@ -216,7 +212,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
             seen.decision = {{}, "the notify program keeps it awake in this pass"};
         else if (request.spare && gives_back && seen.decision.request && !told.contains(seen.process.pid))
             seen.decision = {{}, "the next pass tells the notify program about it first"};
-    heed_budgets(found->seen, budgets);
+    heed_room(found->seen, request.dry_run ? plan.has_room : find_room(holders_of(found->seen), budgets));
     requests = requests_for(*found, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
     carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);

@@ -37,7 +37,8 @@ inline constexpr Milliseconds k_patience_of_look{2'000};
 void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience = k_patience_of_look);
 
 /// Where the budgets leave no room in host memory, the decision becomes one for files, or for nothing.
-void heed_budgets(std::vector<Seen>& seen, const Budgets& budgets);
+/// `has_room`: of each process.
+void heed_room(std::vector<Seen>& seen, const std::vector<bool>& has_room);
 
 /// Returns how much host memory each process has, and is about to add.
 [[nodiscard]] std::vector<Holder> holders_of(const std::vector<Seen>& seen);
