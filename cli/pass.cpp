@@ -118,21 +118,19 @@ OrderedJson json_of(const policy::Seen& seen) {
             {"reason", seen.decision.reason}};
 }
 
-std::string as_json(const policy::Look& look, const policy::Policies& policies,
-                    const policy::Budgets& budgets) {
+std::string as_json(const policy::Look& look, const policy::Policies& policies) {
     auto all = document(k_program, exit_status_of(look.failed));
     all["files"] = policies.files();
-    all["host_budget_bytes"] = budgets.machine ? OrderedJson(*budgets.machine) : OrderedJson();
+    all["host_budget_bytes"] = look.budgets.machine ? OrderedJson(*look.budgets.machine) : OrderedJson();
     for (const auto& each : look.seen) all["processes"].push_back(json_of(each));
     return written(all) + '\n';
 }
 
-std::string as_text(const policy::Look& look, const policy::Policies& policies,
-                    const policy::Budgets& budgets) {
+std::string as_text(const policy::Look& look, const policy::Policies& policies) {
     std::string text;
     for (const auto& file : policies.files()) text += fmt::format("read {}\n", file);
-    if (budgets.machine)
-        text += fmt::format("{} of host memory for all processes\n", format_bytes(*budgets.machine));
+    if (look.budgets.machine)
+        text += fmt::format("{} of host memory for all processes\n", format_bytes(*look.budgets.machine));
     for (const auto& [process, report, policy, decision] : look.seen) {
         const auto user = control::user_name(process.uid);
         text += fmt::format("{} of {}: {}\n{}", title(process), user, words_for(policy, user),
@@ -161,8 +159,7 @@ Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies&
     auto found = look(finder, policies, options.request.whom);
     tell_complaints(policies);
     if (!found) return found;
-    const auto budgets = policies.budgets(processes_of(*found));
-    heed_room(found->seen, plan_host_memory(holders_of(found->seen), budgets).has_room);
+    heed_room(found->seen, plan_host_memory(holders_of(*found), found->budgets).has_room);
     heed_refusals(finder, found->seen);
     for (const auto& each : found->failed) {
         const auto purpose = fmt::format("find out whether {} would sleep", title(each.process));
@@ -322,7 +319,6 @@ int show_policies(const PassOptions& options) {
     if (!found) return tell_failure(k_program, {}, found.error());
     const auto& whom = options.request.whom;
     const bool has_agents = !found->seen.empty() || !found->failed.empty();
-    const auto budgets = policies->budgets(processes_of(*found));
     if (whom.is_for_all()) {
         add_without_agent(whom.user, *found);
         for (const auto& each : found->seen)
@@ -330,8 +326,7 @@ int show_policies(const PassOptions& options) {
         policies->complain_of_unused();
         tell_complaints(*policies);
     }
-    auto text =
-        options.output.json ? as_json(*found, *policies, budgets) : as_text(*found, *policies, budgets);
+    auto text = options.output.json ? as_json(*found, *policies) : as_text(*found, *policies);
     if (!options.output.json && !has_agents) text += words_for_nobody(options, *policies);
     return print_result(k_program, text, exit_status_of(found->failed));
 }

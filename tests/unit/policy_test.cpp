@@ -41,6 +41,12 @@ model::Report report(model::State state, double idle, double in_state = 0) {
     return report;
 }
 
+Holder holder_of(Seen seen) {
+    Look look;
+    look.seen.push_back(std::move(seen));
+    return holders_of(look).front();
+}
+
 control::policy::Policy with(Ladder rungs) {
     control::policy::Policy policy;
     policy.ladder = std::move(rungs);
@@ -437,25 +443,25 @@ TEST_CASE("Look: what a sleep puts into host memory is also a copy of what runs 
     auto runs = report(model::State::awake, 60);
     runs.tags[0].host_backed = 2 * runs.tags[0].resident;
     const auto policy = with(ladder({"10s:host"}));
-    CHECK(holders_of({Seen{{}, runs, policy, *decide(policy, runs)}}).front().incoming == 3 * k_gib);
+    CHECK(holder_of({{}, runs, policy, *decide(policy, runs)}).incoming == 3 * k_gib);
 }
 
 TEST_CASE("Look: what sleeps can move to files while host memory has any of it, also deep", "[policy]") {
     auto sleeper = report(model::State::asleep, 0, 50);
     sleeper.deep = GENERATE(false, true);
-    const auto holder = [&] { return holders_of({Seen{{}, sleeper, with({}), {}}}).front(); };
+    const auto holder = [&] { return holder_of({{}, sleeper, with({}), {}}); };
     CHECK(holder().can_move);
     CHECK(holder().unused_seconds == 50);
     sleeper.tags[0].in_files = k_gib;
     CHECK_FALSE(holder().can_move);
-    CHECK_FALSE(holders_of({Seen{{}, report(model::State::awake, 0), with({}), {}}}).front().can_move);
+    CHECK_FALSE(holder_of({{}, report(model::State::awake, 0), with({}), {}}).can_move);
 }
 
 TEST_CASE("Look: what sleeps in the host memory that it runs from is counted once", "[policy]") {
     auto runs = report(model::State::awake, 60);
     runs.tags[0].host_backed = std::exchange(runs.tags[0].resident, 0);
     const auto policy = with(ladder({"10s:host"}));
-    const auto holder = [&] { return holders_of({Seen{{}, runs, policy, *decide(policy, runs)}}).front(); };
+    const auto holder = [&] { return holder_of({{}, runs, policy, *decide(policy, runs)}); };
     CHECK(holder().held == k_gib);
     CHECK(holder().incoming == k_gib); // its copy
     runs.tags[0].in_place = k_gib;
@@ -463,9 +469,7 @@ TEST_CASE("Look: what sleeps in the host memory that it runs from is counted onc
     CHECK(holder().incoming == 0);
     auto deep = with(ladder({"10s:deep"}));
     deep.directory.clear(); // or it goes to files
-    const auto incoming = [&] {
-        return holders_of({Seen{{}, runs, deep, *decide(deep, runs)}}).front().incoming;
-    };
+    const auto incoming = [&] { return holder_of({{}, runs, deep, *decide(deep, runs)}).incoming; };
     CHECK(incoming() == k_gib);
     runs = report(model::State::asleep, 60, 60);
     runs.tags[0].in_place = k_gib;

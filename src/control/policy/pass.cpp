@@ -27,11 +27,17 @@ Bytes needed_by(const model::SleepRequest& request, const model::Report& report)
     return sum;
 }
 
+/// Returns what is held by a process that is asked for nothing.
+Holder holder_of(const Process& process, const model::Report& report) {
+    Holder holder{process.uid, report.host_bytes + report.retained_bytes};
+    for (const auto& tag : report.tags) holder.held += tag.host_backed;
+    return holder;
+}
+
 Holder holder_of(const Seen& seen) {
     const auto& report = seen.report;
-    Holder holder{
-        seen.process.uid, report.host_bytes + report.retained_bytes, report.retained_bytes, 0, 0, false};
-    for (const auto& tag : report.tags) holder.held += tag.host_backed;
+    auto holder = holder_of(seen.process, report);
+    holder.retained = report.retained_bytes;
     const auto& request = seen.decision.request;
     if (request && request->sleep.store == model::Store::host)
         holder.incoming = needed_by(request->sleep, report);
@@ -40,6 +46,26 @@ Holder holder_of(const Seen& seen) {
     holder.unused_seconds = report.state_seconds;
     holder.can_move = !seen.policy.directory.empty();
     return holder;
+}
+
+Budgets budgets_of(const std::vector<Seen>& seen, Policies& policies) {
+    std::vector<Process> processes;
+    std::ranges::transform(seen, std::back_inserter(processes), &Seen::process);
+    return policies.budgets(processes);
+}
+
+/// Returns what processes hold that are not in `look`, as far as they answer.
+std::vector<Holder> others_than(const Look& look, Finder& finder, Milliseconds patience) {
+    std::vector<Holder> others;
+    const auto all = ask_all(finder, std::nullopt, patience);
+    if (!all) return others;
+    for (const auto& other : *all) {
+        const auto* const report = std::get_if<model::Report>(&other.answer);
+        const auto is_it = [&](const Seen& each) { return each.process.pid == other.process.pid; };
+        if (report && std::ranges::none_of(look.seen, is_it))
+            others.push_back(holder_of(other.process, *report));
+    }
+    return others;
 }
 
 std::string whose(const HostPlan::Excess& excess) {
@@ -134,6 +160,10 @@ Result<Look> look(Finder& finder, Policies& policies, const Selection& whom, Mil
             look.failed.push_back(
                 {std::move(process), model::Failure{std::move(decision).error(), report->state}});
     }
+    look.budgets = budgets_of(look.seen, policies);
+    const bool has_all = whom.is_for_all() && !whom.user;
+    if (!has_all && (look.budgets.machine || !look.budgets.users.empty()))
+        look.others = others_than(look, finder, patience);
     return look;
 }
 
@@ -165,17 +195,12 @@ void heed_room(std::vector<Seen>& seen, const std::vector<bool>& has_room) {
         if (!has_room[i]) seen[i].decision = without_room(std::move(seen[i].decision), seen[i].policy);
 }
 
-std::vector<Holder> holders_of(const std::vector<Seen>& seen) {
+std::vector<Holder> holders_of(const Look& look) {
     std::vector<Holder> holders;
-    std::transform(seen.begin(), seen.end(), std::back_inserter(holders), holder_of);
+    std::ranges::transform(look.seen, std::back_inserter(holders),
+                           [](const Seen& each) { return holder_of(each); });
+    holders.insert(holders.end(), look.others.begin(), look.others.end());
     return holders;
-}
-
-std::vector<Process> processes_of(const Look& look) {
-    std::vector<Process> processes;
-    std::transform(look.seen.begin(), look.seen.end(), std::back_inserter(processes),
-                   [](const Seen& each) { return each.process; });
-    return processes;
 }
 
 Result<Passed> pass(const PassRequest& request, Policies& policies) {
@@ -184,12 +209,11 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     const auto patience = request.timeout.value_or(k_patience_of_look);
     auto found = look(finder, policies, request.whom, patience);
     if (!found) return std::move(found).error();
-    const auto budgets = policies.budgets(processes_of(*found));
     const auto spared = request.spare ? request.spare(found->seen) : std::set<pid_t>();
     std::set<pid_t> told; // whose sleep was announced
     for (const auto& seen : found->seen)
         if (seen.decision.request) told.insert(seen.process.pid);
-    auto plan = plan_host_memory(holders_of(found->seen), budgets);
+    auto plan = plan_host_memory(holders_of(*found), found->budgets);
     for (auto* const chosen : {&plan.release, &plan.move})
         std::erase_if(*chosen, [&](auto i) { return spared.contains(found->seen[i].process.pid); });
     auto requests = requests_for(plan, *found);
@@ -200,7 +224,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
         passed.errors.push_back(make_error(
             ErrorCode::out_of_host_memory,
             "cannot keep to the budget of {} for the host memory of {}: {} would still be held, and "
-            "nothing is left to give back or to move to a directory",
+            "the selected processes have nothing left to give back or to move to a directory",
             format_bytes(excess.budget), whose(excess), format_bytes(excess.held)));
     if (gives_back && !request.dry_run) found = look(finder, policies, request.whom, patience);
     if (!found) {
@@ -212,7 +236,7 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
             seen.decision = {{}, "the notify program keeps it awake in this pass"};
         else if (request.spare && gives_back && seen.decision.request && !told.contains(seen.process.pid))
             seen.decision = {{}, "the next pass tells the notify program about it first"};
-    heed_room(found->seen, request.dry_run ? plan.has_room : find_room(holders_of(found->seen), budgets));
+    heed_room(found->seen, request.dry_run ? plan.has_room : find_room(holders_of(*found), found->budgets));
     requests = requests_for(*found, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
     carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);

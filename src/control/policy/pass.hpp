@@ -23,6 +23,8 @@ struct Seen {
 struct Look {
     std::vector<Seen> seen;
     std::vector<Outcome> failed; ///< unreached, or the policy cannot be carried out
+    Budgets budgets;             ///< of the machine, and of the users of what was seen
+    std::vector<Holder> others;  ///< processes that were not selected, if there are budgets
 };
 
 /// How long a look has patience with each process.
@@ -40,11 +42,8 @@ void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patienc
 /// `has_room`: of each process.
 void heed_room(std::vector<Seen>& seen, const std::vector<bool>& has_room);
 
-/// Returns how much host memory each process has, and is about to add.
-[[nodiscard]] std::vector<Holder> holders_of(const std::vector<Seen>& seen);
-
-/// The processes that were seen.
-[[nodiscard]] std::vector<Process> processes_of(const Look& look);
+/// Returns how much host memory each process has, and its sleep is about to use: first those that were seen.
+[[nodiscard]] std::vector<Holder> holders_of(const Look& look);
 
 struct PassRequest {
     Selection whom; ///< see look()
