@@ -162,6 +162,7 @@ void Server::operate(RequestQueue::Place& place) {
     const bool makes_room = queue_.makes_room();
     lock.unlock();
     leave_line_unless(makes_room);
+    operations_.ended(done, outcome); // before the state is shown, which has the counts, too
     const auto* const report = std::get_if<model::Report>(&outcome);
     show_state(!report || report->changed);
     answer(done, std::move(outcome));
@@ -215,7 +216,6 @@ model::Report Server::status() {
 }
 
 void Server::answer(const Job& job, Outcome outcome) noexcept {
-    operations_.ended(job, outcome);
     const auto answered = guarded([&] { job.answer(std::move(outcome)); });
     if (!answered) log::write(log::Severity::error, "no memory to answer a command");
 }
@@ -228,15 +228,13 @@ void Server::expire_jobs(bool own_alone) {
         lock.unlock();
         if (!late) return;
         leave_line_unless(makes_room);
-        if (late->why) {
-            answer(late->job, *std::move(late->why));
-            continue;
-        }
         auto because = guarded([]() -> Result<void> {
             return make_error(ErrorCode::timed_out,
                               "another sleep, wake or move of the process is still under way");
         });
-        answer(late->job, failure(std::move(because).error()));
+        auto outcome = late->why ? Outcome(*std::move(late->why)) : failure(std::move(because).error());
+        operations_.ended(late->job, outcome);
+        answer(late->job, std::move(outcome));
     }
 }
 

@@ -128,8 +128,7 @@ private:
     [[nodiscard]] Outcome failure(Error error) noexcept {
         return model::Failure{std::move(error), operations_.state()};
     }
-    /// The one place where operations end. Says so where there is no memory for it: who waits in the process
-    /// is always told.
+    /// Tells the asker. Logs an error if there is no memory for it: who waits in the process is always told.
     void answer(const Job& job, Outcome outcome) noexcept;
     /// Has the agent leave the line of those that make room, if nobody here stands there.
     void leave_line_unless(bool makes_room) noexcept {

@@ -185,9 +185,12 @@ void add_memory(Metrics& metrics, const Labels& whose, const Report& report) {
     metrics.add("file_size_bytes", whose, report.file_bytes);
 }
 
-void add_transitions(Metrics& metrics, const Labels& whose, const Report& report) {
+/// `its`: with the pid, so that no sum falls when one of several processes ends.
+void add_counters(Metrics& metrics, const Labels& its, const Report& report) {
+    metrics.add("asleep_byte_seconds_total", its, report.asleep_byte_seconds);
+    metrics.add("touches_total", its, report.touches);
     for (const auto& counts : report.transitions) {
-        const auto labels = whose.with("operation", model::to_string(counts.transition));
+        const auto labels = its.with("operation", model::to_string(counts.transition));
         metrics.add("transitions_total", labels.with("result", "done"), model::done_of(counts));
         for (const auto& [code, count] : counts.failed)
             metrics.add("transitions_total", labels.with("result", traits(code).name), count);
@@ -200,7 +203,6 @@ void add_waiting(Metrics& metrics, const Labels& whose, const Report& report) {
     metrics.raise("waiting_wake_seconds", whose, 0);
     for (const auto& wake : report.wakes_waiting) metrics.raise("waiting_wake_seconds", whose, wake.seconds);
     metrics.add("held_threads", whose, report.waiting);
-    metrics.add("touches_total", whose, report.touches);
 }
 
 std::string_view state_label(const Report& report) noexcept {
@@ -211,7 +213,6 @@ void add_process(Metrics& metrics, const Labels& whose, const Report& report, st
     metrics.add("processes", whose.with("engine", "agent").with("state", state_label(report)), 1);
     metrics.add("inhibited", whose, report.inhibited ? 1 : 0);
     add_memory(metrics, whose, report);
-    add_transitions(metrics, whose, report);
     add_waiting(metrics, whose, report);
     if (report.idle_seconds)
         metrics.raise("last_work_timestamp_seconds", whose,
@@ -239,9 +240,8 @@ std::string render_metrics(const std::vector<control::Outcome>& outcomes,
             if (report) metrics.add("host_memory_held_bytes", whose, report->host_bytes);
         } else if (report) {
             add_process(metrics, whose, *report, now);
-            // A process each: a sum that falls when one ends would be a counter that begins anew.
-            metrics.add("asleep_byte_seconds_total", whose.with("pid", std::to_string(outcome.process.pid)),
-                        report->asleep_byte_seconds);
+            // An older report would have a counter fall, too.
+            if (!age) add_counters(metrics, whose.with("pid", std::to_string(outcome.process.pid)), *report);
         } else if (!is_stopped) {
             metrics.add("unanswered", whose, 1);
         }
