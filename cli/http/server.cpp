@@ -14,6 +14,7 @@ namespace {
 
 constexpr unsigned k_most_connections = 512;
 constexpr std::size_t k_most_strangers = k_most_connections / 2; ///< who have yet to send a token
+constexpr std::size_t k_most_changes = k_most_connections / 4;   ///< that wait, so that probes find a place
 constexpr std::size_t k_most_headers = 16 * k_kib; ///< of a connection, and what else the library keeps of it
 constexpr std::size_t k_longest_body = 64 * k_kib;
 constexpr Milliseconds k_for_headers{2'000};
@@ -223,8 +224,9 @@ private:
         add(MHD_HTTP_HEADER_CONTENT_TYPE, std::string(answer.type));
         add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
         if (answer.status == k_unauthorized) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-        if (!exchange.is_admitted) add(MHD_HTTP_HEADER_CONNECTION, "close");
-        if (answer.status == k_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
+        const bool is_unavailable = answer.status == k_unavailable;
+        if (is_unavailable || !exchange.is_admitted) add(MHD_HTTP_HEADER_CONNECTION, "close");
+        if (is_unavailable) add(MHD_HTTP_HEADER_RETRY_AFTER, "1");
         if (answer.status == k_wrong_method) add(MHD_HTTP_HEADER_ALLOW, std::string(exchange.route->methods));
         const auto queued = MHD_queue_response(connection, static_cast<unsigned>(answer.status), response);
         MHD_destroy_response(response);
@@ -241,6 +243,10 @@ private:
         Result<Wish> wish = Wish();
         if (is_change(route.action)) wish = read_wish(route, method, query_of(connection), exchange.body);
         if (!wish) return reply(connection, exchange, answer_of(k_bad_request, wish.error()));
+        if (is_change(route.action) && waiting_changes_ >= k_most_changes)
+            return reply(connection, exchange,
+                         refusal(k_unavailable, ErrorCode::refused, "too many requests wait for their turn",
+                                 "send the request again later"));
         connections_.limit(context_of(connection), std::nullopt);
         MHD_suspend_connection(connection); // first: the lane may be quick
         const auto add = [connection, &exchange](Lane& lane, auto work) {
@@ -249,10 +255,7 @@ private:
                 MHD_resume_connection(connection);
             });
         };
-        const auto change = [this, &route, wish = *std::move(wish)] {
-            return withdrawal_.has_come() ? ending() : backend_.change(route, wish, withdrawal_);
-        };
-        if (is_change(route.action)           ? add(changes_, change)
+        if (is_change(route.action)           ? add_change(connection, exchange, *std::move(wish))
             : route.action == Action::measure ? add(measures_, [this] { return backend_.measure(); })
             : route.action == Action::live    ? add(probes_, [this] { return backend_.probe(); })
                                               : add_look(connection, exchange))
@@ -262,8 +265,58 @@ private:
         return MHD_YES;
     }
 
+    using Askers = std::vector<std::pair<MHD_Connection*, Exchange*>>;
+
+    /// A sleep, a wake or a call that waits for its turn, or runs.
+    struct Change {
+        const Route& route;
+        Wish wish;
+        Askers askers;
+    };
+
+    /// Whether both ask for the same sleep or wake. Each callback runs as often as it is asked for.
+    static bool is_same_change(const Change& one, const Change& other) {
+        const auto asked = [](const Change& each) {
+            return std::tie(each.route.path, each.wish.level, each.wish.tags, each.wish.aborts);
+        };
+        return one.route.action != Action::call && asked(one) == asked(other);
+    }
+
+    /// If the newest change that waits is the same, it answers this request, too.
+    bool add_change(MHD_Connection* connection, Exchange& exchange, Wish wish) {
+        const auto change = std::make_shared<Change>(Change{*exchange.route, std::move(wish), {}});
+        const std::lock_guard guard(waiting_);
+        if (!newest_change_ || !is_same_change(*newest_change_, *change)) {
+            if (!changes_.add([this, change] { carry_out(change); })) return false;
+            newest_change_ = change;
+        }
+        newest_change_->askers.emplace_back(connection, &exchange);
+        ++waiting_changes_;
+        return true;
+    }
+
+    void carry_out(const std::shared_ptr<Change>& change) {
+        {
+            const std::lock_guard guard(waiting_);
+            if (newest_change_ == change) newest_change_.reset(); // nobody is added any more
+        }
+        const auto answer =
+            withdrawal_.has_come() ? ending() : backend_.change(change->route, change->wish, withdrawal_);
+        waiting_changes_ -= change->askers.size();
+        resume(change->askers, [&](const Route& /*route*/) -> const Answer& { return answer; });
+    }
+
+    /// Has each be given its answer.
+    template <class AnswerTo>
+    static void resume(const Askers& askers, AnswerTo&& answer_to) {
+        for (const auto& [connection, exchange] : askers) {
+            exchange->answer = answer_to(*exchange->route);
+            MHD_resume_connection(connection);
+        }
+    }
+
     bool add_look(MHD_Connection* connection, Exchange& exchange) {
-        const std::lock_guard guard(looking_);
+        const std::lock_guard guard(waiting_);
         if (waiting_looks_.empty() && !looks_.add([this] { look(); })) return false;
         waiting_looks_.emplace_back(connection, &exchange);
         return true;
@@ -271,22 +324,21 @@ private:
 
     /// Asks once how the program stands, and answers all that wait to know.
     void look() {
-        std::vector<std::pair<MHD_Connection*, Exchange*>> looks;
+        Askers looks;
         {
-            const std::lock_guard guard(looking_);
+            const std::lock_guard guard(waiting_);
             looks.swap(waiting_looks_);
         }
         const auto outcomes = backend_.ask();
-        for (const auto& [connection, exchange] : looks) {
-            exchange->answer = Backend::look(*exchange->route, outcomes);
-            MHD_resume_connection(connection);
-        }
+        resume(looks, [&](const Route& route) { return Backend::look(route, outcomes); });
     }
 
     const Admission admission_;
     const Backend backend_;
-    std::mutex looking_; ///< of what follows
-    std::vector<std::pair<MHD_Connection*, Exchange*>> waiting_looks_;
+    std::mutex waiting_; ///< of what follows
+    Askers waiting_looks_;
+    std::shared_ptr<Change> newest_change_;        ///< that has not begun
+    std::atomic<std::size_t> waiting_changes_ = 0; ///< requests, also of the change that runs
     Withdrawal withdrawal_;
     Connections connections_{k_most_strangers};
     MHD_Daemon* daemon_ = nullptr;

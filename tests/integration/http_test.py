@@ -402,6 +402,22 @@ class BadLuck(unittest.TestCase):
                 with contextlib.suppress(ConnectionResetError):
                     self.assertEqual(each.recv(1), b"")
 
+    def test_requests_that_are_sent_again(self):
+        with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:4s") as host, Door(host.pid) as door, \
+                contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(8) as threads:
+            sleep = threads.submit(door.ask, "POST", "/sleep")
+            time.sleep(0.5)
+            wakes = [threads.submit(door.ask, "POST", "/wake_up") for _ in range(3)]  # they wait for the sleep
+            time.sleep(0.5)
+            for _ in range(600):  # more than there are places
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", door.port), timeout=SECONDS))
+                connection.sendall(b"POST /wake_up HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            self.assertEqual(door.ask("GET", "/health")[0], 200)
+            self.assertFalse(sleep.done())
+            said = connection.recv(65536)
+            self.assertEqual((said[:12], b"\r\nRetry-After: 1\r\n" in said), (b"HTTP/1.1 503", True), said)
+            self.assertEqual([each.result()[1]["taken_bytes"] for each in wakes], [SIZE] * 3)
+
     def test_controllers_that_disagree(self):
         with Host("weights", "kv_cache") as host, Door(host.pid) as door, concurrent.futures.ThreadPoolExecutor(8) as threads:
             paths = ["/sleep", "/wake_up", "/sleep?tags=weights", "/wake_up?tags=kv_cache", "/resume_memory", "/pause_generation"]
