@@ -42,11 +42,16 @@ std::vector<model::Report> reports_in(const std::vector<control::Outcome>& outco
     return reports;
 }
 
-/// The first, where not all have answered.
+/// The failure that decides on the exit status of all, or null if all have answered.
 const control::Outcome* failed_in(const std::vector<control::Outcome>& outcomes) {
-    const auto found = std::ranges::find_if(
-        outcomes, [](const control::Outcome& each) { return client::error_of(each.answer) != nullptr; });
-    return found == outcomes.end() ? nullptr : &*found;
+    const int status = control::exit_status_of(outcomes);
+    const control::Outcome* failed = nullptr;
+    for (const auto& each : outcomes) {
+        if (!client::error_of(each.answer)) continue;
+        if (!control::is_withdrawn(each) && control::exit_status_of(each) == status) return &each;
+        if (!failed) failed = &each;
+    }
+    return failed;
 }
 
 /// Until every tag of every process is awake, and its work passes.

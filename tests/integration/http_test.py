@@ -265,6 +265,14 @@ class Dialects(unittest.TestCase):
                 status, said = door.ask("POST", "/sleep")  # another of that name may come
                 self.assertEqual((status, said["error"]["code"]), (503, "no_process"))
 
+    def test_a_joint_sleep_fails(self):
+        grouped = {"GPU_SLEEP_GROUP": "http-stopped"}
+        with Host("default", **grouped), Host("default", **grouped) as stopped, Door("--group", "http-stopped") as door:
+            os.kill(stopped.pid, signal.SIGSTOP)
+            status, said = door.ask("POST", "/sleep")  # the other's is cancelled
+            os.kill(stopped.pid, signal.SIGCONT)
+            self.assertEqual((status, said["error"]["code"]), (504, "stopped"))
+
 
 class Callers(unittest.TestCase):
     def test_pages_and_foreign_names(self):
