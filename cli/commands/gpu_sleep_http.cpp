@@ -96,6 +96,7 @@ Result<void> run(ServeOptions& options) {
     std::array<pollfd, 2> polled{pollfd{signals.fd(), POLLIN, 0}, pollfd{process.get(), POLLIN, 0}};
     while (!signals.has_come() && polled[1].revents == 0) ::poll(polled.data(), polled.size(), -1);
     http::remove_file(*door.address);
+    for (const int number : {SIGINT, SIGTERM, SIGHUP}) std::signal(number, SIG_IGN); // it ends already
     return {};
 }
 

@@ -18,7 +18,8 @@ constexpr std::size_t k_most_changes = k_most_connections / 4;   ///< that wait,
 constexpr std::size_t k_most_headers = 16 * k_kib; ///< of a connection, and what else the library keeps of it
 constexpr std::size_t k_longest_body = 64 * k_kib;
 constexpr Milliseconds k_for_headers{2'000};
-constexpr Milliseconds k_for_rest{5'000}; ///< for a body, an answer, the headers of another request
+constexpr Milliseconds k_for_answers{1'000}; ///< that are on their way when the server ends
+constexpr Milliseconds k_for_rest{5'000};    ///< for a body, an answer, the headers of another request
 
 Answer refusal(int status, ErrorCode code, std::string_view message, std::string_view advice = {}) {
     return answer_of(status, make_error(code, "{}", message), advice);
@@ -125,6 +126,8 @@ public:
         if (!daemon_) return;
         const UniqueFd listener(MHD_quiesce_daemon(daemon_));
         for (auto* lane : {&probes_, &looks_, &measures_, &changes_}) lane->close();
+        const auto end = Clock::now() + k_for_answers;
+        while (exchanges_ > 0 && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(5));
         MHD_stop_daemon(daemon_); // which may have no suspended connections
     }
 
@@ -158,8 +161,10 @@ private:
 
     static void completed(void* door, MHD_Connection* connection, void** exchange,
                           MHD_RequestTerminationCode /*how*/) {
+        auto& self = *static_cast<Door*>(door);
+        if (*exchange) --self.exchanges_;
         delete static_cast<Exchange*>(std::exchange(*exchange, nullptr));
-        static_cast<Door*>(door)->connections_.limit(context_of(connection), k_for_rest);
+        self.connections_.limit(context_of(connection), k_for_rest);
     }
 
     /// The library calls it once the headers are whole, for each part of the body, after the body, and once
@@ -171,6 +176,7 @@ private:
         if (!*exchange) {
             auto* const begun = new Exchange;
             *exchange = begun;
+            ++self.exchanges_;
             self.connections_.limit(context_of(connection), k_for_rest);
             auto refused = self.refuse(connection, method, url, *begun);
             return refused ? self.reply(connection, *begun, *std::move(refused)) : MHD_YES;
@@ -339,6 +345,7 @@ private:
     Askers waiting_looks_;
     std::shared_ptr<Change> newest_change_;        ///< that has not begun
     std::atomic<std::size_t> waiting_changes_ = 0; ///< requests, also of the change that runs
+    std::atomic<int> exchanges_ = 0;               ///< begun, and not answered to the end
     Withdrawal withdrawal_;
     Connections connections_{k_most_strangers};
     MHD_Daemon* daemon_ = nullptr;

@@ -494,6 +494,21 @@ class BadLuck(unittest.TestCase):
             self.assertEqual(command("gpu-wake", host.pid).returncode, 0)
             self.assertEqual(host.tell("check_all"), "intact")
 
+    def test_whoever_waits_is_answered_at_the_end(self):
+        with Host("default", GPU_SLEEP_SIM_DELAY="cuMemcpyDtoHAsync:2s") as host, Door(host.pid) as door, \
+                concurrent.futures.ThreadPoolExecutor(40) as threads:
+            sleep = threads.submit(door.ask, "POST", "/sleep")
+            time.sleep(0.5)
+            wakes = [threads.submit(door.ask, "POST", path) for path in ("/wake_up", "/wakeup", "/resume") for _ in range(12)]
+            time.sleep(0.5)
+            for _ in range(20):
+                door.process.terminate()
+                time.sleep(0.1)
+            said = {each.result()[1]["error"]["code"] for each in wakes}
+            self.assertEqual(said, {"cancelled"})
+            sleep.result()
+            self.assertEqual(door.process.wait(SECONDS), 0)
+
     def test_what_cannot_be_opened(self):
         with Host() as host, Door(host.pid) as door:
             taken = command("gpu-sleep-http", host.pid, "--http", door.port)
