@@ -23,8 +23,15 @@ Result<std::vector<control::Outcome>> find(control::Finder& finder, const std::s
     return std::vector{control::Outcome{*found, targets.error()}}; // the kernel tells of it all the same
 }
 
-/// The agent's variables in the process's environment. Of a value that may name something: "set".
+/// The agent's variables in the process's environment. The value is shown if it is of a variable that names
+/// nothing, and has the form that this variable has; else "set".
 std::vector<std::string> settings_of(const control::Finder& finder, pid_t pid) {
+    namespace its = model::environment;
+    constexpr auto k_shown = std::to_array<std::string_view>(
+        {its::k_capture, its::k_min_size, its::k_on_touch, its::k_touch_limit, its::k_make_room,
+         its::k_min_awake, its::k_release_gil, its::k_log, its::k_journal, its::k_gate, its::k_retain,
+         its::k_prepare, its::k_host_budget, its::k_inhibit, its::k_idle, its::k_idle_deep, its::k_on_stop,
+         its::k_stop_grace, its::k_disable});
     constexpr std::array<std::string_view, 11> k_words{
         "wait", "wake", "fail", "shut", "checked", "error", "warning", "info", "debug", "sleep", "stop"};
     std::vector<std::string> settings;
@@ -33,9 +40,9 @@ std::vector<std::string> settings_of(const control::Finder& finder, pid_t pid) {
         const auto name = entry.substr(0, entry.find('='));
         const auto value = entry.substr(std::min(name.size() + 1, entry.size()));
         if (!name.starts_with("GPU_SLEEP_")) continue;
-        const bool names_nothing = name != model::environment::k_tag && // it may be a number
-                                   (parse_number<std::uint64_t>(value) ||
-                                    std::find(k_words.begin(), k_words.end(), value) != k_words.end());
+        const bool names_nothing =
+            std::ranges::find(k_shown, name) != k_shown.end() &&
+            (parse_number<std::uint64_t>(value) || std::ranges::find(k_words, value) != k_words.end());
         settings.push_back(fmt::format("{}={}", name, names_nothing ? value : "set"));
     }
     return settings;

@@ -132,8 +132,8 @@ TEST_CASE("Steps: a level that is none is refused by commands, and said once by 
 
 TEST_CASE("Doctor: a report for others says how a process stands, but names nothing", "[quick][doctor]") {
     const Scratch scratch;
-    LoadedHost host({"GPU_SLEEP_NAME=secret-name", "GPU_SLEEP_GROUP=secret-group", "GPU_SLEEP_GATE=checked",
-                     "GPU_SLEEP_TAG=31415"});
+    LoadedHost host({"GPU_SLEEP_NAME=secret-name", "GPU_SLEEP_GROUP=31415", "GPU_SLEEP_GATE=checked",
+                     "GPU_SLEEP_TAG=31415", "GPU_SLEEP_HTTP_TOKEN=3141592653589793", "GPU_SLEEP_MIN_SIZE=1"});
     host.tell("alloc secret-tag 1048576 0");
     const auto files = scratch.file("secret-files");
     host.sleep({"--dir", files});
@@ -144,8 +144,9 @@ TEST_CASE("Doctor: a report for others says how a process stands, but names noth
     const auto text = run({{"cat", path}}).out;
     for (const auto* const part :
          {"gpu-sleep 0.", "Linux", "driver: ok 580.0", "asleep for", "GPU_SLEEP_GATE=checked",
-          "GPU_SLEEP_NAME=set", "GPU_SLEEP_TAG=set", "tag number 2 on GPU 0: asleep", "sleep: 2 done in",
-          "wake: 1 done in", "drain GPU work: ", "agent: ok, exit status 0"})
+          "GPU_SLEEP_NAME=set", "GPU_SLEEP_TAG=set", "GPU_SLEEP_HTTP_TOKEN=set", "GPU_SLEEP_MIN_SIZE=1",
+          "tag number 2 on GPU 0: asleep", "sleep: 2 done in", "wake: 1 done in",
+          "drain GPU work: ", "agent: ok, exit status 0"})
         CHECK_THAT(text, mentions(part));
     for (const auto* const part : {"secret", "weights", "31415", "integration_host", "/tmp"}) {
         INFO(part << " in " << text);
