@@ -355,6 +355,17 @@ class Package(unittest.TestCase):
             with self.assertRaises(gpu_sleep.NoProcess):
                 wrong()
 
+    def test_leaves_no_inhibitor(self):
+        with Program("--name", "package-test") as program, Program("--name", "package-test") as other:
+            os.kill(other.pid, signal.SIGSTOP)
+            with self.assertRaises(gpu_sleep.Error), gpu_sleep.Process("package-test").inhibit():
+                self.fail("one of the processes could not be asked")
+            process = gpu_sleep.Process(program.pid)
+            self.assertFalse(process.status().inhibited)
+            with self.assertRaises(KeyError), process.inhibit():
+                os.kill(program.pid, signal.SIGSTOP)  # it cannot be asked to release
+                raise KeyError
+
 
 if __name__ == "__main__":
     unittest.main()

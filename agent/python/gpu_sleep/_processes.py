@@ -252,12 +252,18 @@ class Process:
         """For `with`: it refuses sleeps until the block ends, or for `seconds` at most, even if this program is
         killed. Does not nest: see gpu-inhibit(1). Errors, on entering: NoProcess, NoAgent, NotPermitted, Error."""
         duration = limit(seconds)
-        _checked(_run("gpu-inhibit", *([] if duration is None else ["--for", f"{duration}ms"]), self._who))
         try:
+            _checked(_run("gpu-inhibit", *([] if duration is None else ["--for", f"{duration}ms"]), self._who))
             yield
-        finally:
-            with contextlib.suppress(NoProcess, NoAgent):  # it has ended
-                _checked(_run("gpu-inhibit", "--release", self._who))
+        except BaseException:  # on entering, some of several processes may have been reached
+            with contextlib.suppress(Error):
+                self._release()
+            raise
+        with contextlib.suppress(NoProcess, NoAgent):  # it has ended
+            self._release()
+
+    def _release(self) -> None:
+        _checked(_run("gpu-inhibit", "--release", self._who))
 
     @staticmethod
     def _common(tags: Tags, timeout: Optional[float], options: Sequence[str]) -> List[str]:
