@@ -351,6 +351,9 @@ class Package(unittest.TestCase):
                 process.sleep(tags="nobody")
             with self.assertRaises(gpu_sleep.InvalidArgument):
                 process.sleep(options=["--level", "9"])
+        for name in ("", "-1", "a\0b", "a\ud800b"):
+            with self.assertRaises(gpu_sleep.InvalidArgument):
+                gpu_sleep.processes(name)
         for wrong in (process.status, process.wake, lambda: gpu_sleep.processes("package-test")):
             with self.assertRaises(gpu_sleep.NoProcess):
                 wrong()

@@ -205,8 +205,9 @@ def _selector(who: Union[int, str]) -> str:
     if isinstance(who, bool) or not isinstance(who, (int, str)):
         raise TypeError(f"a process is a pid or a name, not {type(who).__name__}")
     text = str(who)
-    if not text or text.startswith("-") or "\0" in text:
+    if not text or text.startswith("-"):
         raise InvalidArgument(f"{who!r} is neither a pid nor a name")
+    _agent.c_text(text, "the name of a process")
     return text
 
 
