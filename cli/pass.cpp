@@ -156,11 +156,12 @@ std::string words_for_nobody(const PassOptions& options, const policy::Policies&
 /// Looks, and says what is wrong with files, and of which processes nothing is known, and why.
 Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies& policies) {
     control::Finder finder;
-    auto found = look(finder, policies, options.request.whom);
+    const auto patience = options.request.timeout.value_or(policy::k_patience_of_look);
+    auto found = look(finder, policies, options.request.whom, patience);
     tell_complaints(policies);
     if (!found) return found;
     heed_room(found->seen, plan_host_memory(holders_of(*found), found->budgets).has_room);
-    heed_refusals(finder, found->seen);
+    heed_refusals(finder, found->seen, patience);
     for (const auto& each : found->failed) {
         const auto purpose = fmt::format("find out whether {} would sleep", title(each.process));
         print_error(render_error(k_program, purpose, *client::error_of(each.answer)));

@@ -260,6 +260,13 @@ TEST_CASE("Reclaim: cron's line works without an environment and a terminal, in 
     CHECK(all->err.empty());
 }
 
+TEST_CASE("Reclaim: --why about all processes waits for each as long as --timeout says", "[reclaim]") {
+    const auto all = among_stubs(2, 1, {"gpu-reclaim", "--why", "--timeout", "300ms"});
+    if (!all) return;
+    CHECK(timed(*all).output.status == 4);
+    CHECK_THAT(all->err, mentions("the agent has not answered for 0.30 s"));
+}
+
 TEST_CASE("Reclaim: a pass over 200 processes takes less than 0.2 s", "[timed]") {
     const auto all = among_stubs(200, 15, {"gpu-reclaim", "--idle", "15m", "--json"});
     if (!all) return;

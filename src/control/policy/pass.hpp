@@ -32,11 +32,11 @@ inline constexpr Milliseconds k_patience_of_look{2'000};
 
 /// Looks at one word, or at all; neither at a tree nor at a group. Errors: as find_all() and find_targets().
 [[nodiscard]] Result<Look> look(Finder& finder, Policies& policies, const Selection& whom,
-                                Milliseconds patience = k_patience_of_look);
+                                Milliseconds patience);
 
 /// Rehearses what the decisions ask for: what a process refuses becomes a decision for nothing, with its
 /// reason. Changes no process.
-void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience = k_patience_of_look);
+void heed_refusals(Finder& finder, std::vector<Seen>& seen, Milliseconds patience);
 
 /// Where the budgets leave no room in host memory, the decision becomes one for files, or for nothing.
 /// `has_room`: of each process.
