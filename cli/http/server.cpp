@@ -41,16 +41,18 @@ std::string_view header(MHD_Connection* connection, const char* name) {
 }
 
 /// Whether two readers of a request's headers could differ about where it ends, or whom it is for: what a
-/// proxy takes for the rest of a body would be another request here. Source: RFC 9112, sections 3.2 and 6.3.
+/// proxy takes for the rest of a body would be another request here. Source: RFC 9112,
+/// sections 3.2, 5.1 and 6.3.
 bool is_ambiguous(MHD_Connection* connection) {
     struct {
         int hosts = 0, lengths = 0, codings = 0;
-        bool is_chunked = true;
+        bool is_chunked = true, has_space = false;
     } found;
     MHD_get_connection_values(
         connection, MHD_HEADER_KIND,
         [](void* counts, MHD_ValueKind, const char* name, const char* value) {
             auto& its = *static_cast<decltype(found)*>(counts);
+            its.has_space |= std::string_view(name).find_first_of(" \t") != std::string_view::npos;
             its.hosts += is_same(name, MHD_HTTP_HEADER_HOST);
             its.lengths += is_same(name, MHD_HTTP_HEADER_CONTENT_LENGTH);
             if (!is_same(name, MHD_HTTP_HEADER_TRANSFER_ENCODING)) return MHD_YES;
@@ -59,7 +61,7 @@ bool is_ambiguous(MHD_Connection* connection) {
             return MHD_YES;
         },
         &found);
-    return found.hosts > 1 || found.lengths + found.codings > 1 || !found.is_chunked;
+    return found.hosts > 1 || found.lengths + found.codings > 1 || !found.is_chunked || found.has_space;
 }
 
 Query query_of(MHD_Connection* connection) {

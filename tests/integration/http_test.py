@@ -375,6 +375,7 @@ class BadLuck(unittest.TestCase):
             for headers, body in ((length % 0 + length % len(hidden), b""), (length % len(hidden) + length % 0, b""),
                                   (length % 0 + length % 0, b""), (length % len(end + hidden) + chunked, end),
                                   (chunked + length % len(end), end), (chunked + chunked, end),
+                                  (b"Transfer-Encoding : chunked\r\n", end), (b"Content-Length\t: %d\r\n" % len(end), end),
                                   (b"Transfer-Encoding: gzip\r\n", b""), (b"Transfer-Encoding: identity, chunked\r\n", end),
                                   (host, b""), (b"Host: evil.example\r\n", b"")):
                 for request in (b"GET /is_sleeping", b"POST /wake_up"):
