@@ -12,6 +12,7 @@ import pathlib
 import sys
 import tempfile
 import threading
+import time
 import types
 import unittest.mock
 
@@ -466,10 +467,23 @@ def own_mode():
     assert issubclass(HookUtilModeTorch, HookUtilBase)
     paused = []
     mode = types.SimpleNamespace(pause=lambda tag: paused.append(tag), keep_resident=len)
-    register_hook_mode("own", lambda: mode, uses_preload=False)
+    made = []
+
+    def make():
+        made.append(mode)
+        time.sleep(0.2)
+        return mode
+
+    register_hook_mode("own", make, uses_preload=False)
     raises(ValueError, register_hook_mode, "own", None)
     saver = TorchMemorySaver()
     saver.hook_mode = "own"
+    first_uses = [threading.Thread(target=saver._ensure_initialized) for _ in range(2)]
+    for thread in first_uses:
+        thread.start()
+    for thread in first_uses:
+        thread.join()
+    assert made == [mode]
     saver.pause("a")
     assert paused == ["a"] and saver.keep_resident("tensor") == 6
     torch_memory_saver.hook_mode = "own"

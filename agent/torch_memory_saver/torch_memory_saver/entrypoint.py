@@ -22,6 +22,7 @@ from .utils import is_xpu
 _TAG_DEFAULT = "default"
 CpuBackupBackend = Literal["mmap", "pinned"]
 _TRUE = ("1", "true", "TRUE", "yes", "YES")
+_first_use = threading.RLock()
 _BOOLEANS = ("", *_TRUE, "0", "false", "FALSE", "no", "NO")
 
 
@@ -224,9 +225,10 @@ class TorchMemorySaver:
 
     def _ensure_initialized(self) -> None:
         """Sets _impl. NVIDIA Dynamo puts another function in its place, which makes an object of its own."""
-        if self._impl is None:
-            self._impl = _modes[self._impl_ctor_kwargs.get("hook_mode", "preload")][0]()
-            del self._impl_ctor_kwargs
+        with _first_use:
+            if self._impl is None:
+                self._impl = _modes[self._impl_ctor_kwargs.get("hook_mode", "preload")][0]()
+                del self._impl_ctor_kwargs
 
     def _started(self) -> Any:
         self._ensure_initialized()
