@@ -301,6 +301,13 @@ TEST_CASE("Policy: root's pass judges each by its owner's file, which cannot loo
         CHECK(pass().status == 0);
         CHECK(host.state() == "asleep");
     }
+    SECTION("its directory cannot be used: the administrator's file decides alone") {
+        write_own("[reclaim]\nidle = \"10ms:file\"\ndirectory = \"/root/files\"\n");
+        const auto output = ended(pass(), 5);
+        CHECK_THAT(output.err, mentions("/root/files"));
+        CHECK(host.state() == "asleep");
+        CHECK(host.report("host_bytes") == "4194304");
+    }
     SECTION("the administrator's is wrong: nothing is said of a process, and nothing is done") {
         write_file(config, "[reclaim]\nidel = \"1d\"\n");
         CHECK(pass({"--why"}).status == 2);

@@ -115,6 +115,26 @@ Requests requests_for(Look& look, std::vector<Outcome>& outcomes) {
     return requests;
 }
 
+/// The processes that are asked to use a directory that only the user's file names, although the
+/// administrator's says when they sleep; with their users.
+std::map<pid_t, uid_t> users_places(const Look& look) {
+    std::map<pid_t, uid_t> users;
+    for (const auto& [process, report, policy, decision] : look.seen) {
+        const auto& said_by = policy.grounds.said_by; // the administrator's settings
+        const bool uses_place = decision.request && !decision.request->sleep.directory.empty();
+        if (uses_place && said_by.contains("idle") && !said_by.contains("directory"))
+            users[process.pid] = process.uid;
+    }
+    return users;
+}
+
+/// Whether a sleep failed because of its directory.
+bool cannot_write(const Outcome& outcome) {
+    const auto* const error = client::error_of(outcome.answer);
+    return error && (error->code == ErrorCode::io_failed || error->code == ErrorCode::not_permitted ||
+                     error->code == ErrorCode::out_of_disk);
+}
+
 void carry_out(const PassRequest& pass, Finder& finder, Requests requests, Clock::time_point end,
                std::vector<Outcome>& outcomes) {
     std::vector<Task> tasks;
@@ -237,9 +257,21 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
         else if (request.spare && gives_back && seen.decision.request && !told.contains(seen.process.pid))
             seen.decision = {{}, "the next pass tells the notify program about it first"};
     heed_room(found->seen, request.dry_run ? plan.has_room : find_room(holders_of(*found), found->budgets));
+    const auto places = users_places(*found);
     requests = requests_for(*found, passed.outcomes);
     std::move(found->failed.begin(), found->failed.end(), std::back_inserter(passed.outcomes));
     carry_out(request, finder, std::move(requests), start + request.limit, passed.outcomes);
+    std::set<pid_t> again;
+    for (const auto& outcome : passed.outcomes)
+        if (places.contains(outcome.process.pid) && cannot_write(outcome)) {
+            policies.drop_wishes(places.at(outcome.process.pid));
+            again.insert(outcome.process.pid);
+        }
+    if (!again.empty()) found = look(finder, policies, request.whom, patience);
+    if (again.empty() || !found) return passed;
+    heed_room(found->seen, find_room(holders_of(*found), found->budgets));
+    std::erase_if(found->seen, [&](const Seen& seen) { return !again.contains(seen.process.pid); });
+    carry_out(request, finder, requests_for(*found, passed.outcomes), start + request.limit, passed.outcomes);
     return passed;
 }
 

@@ -35,6 +35,9 @@ public:
     /// complains once, and uses the administrator's alone.
     [[nodiscard]] Policy of(const Process& process, const std::string& name);
 
+    /// From now on, the administrator's file decides alone on the user's processes.
+    void drop_wishes(uid_t user) { wishes_[user] = {}; }
+
     /// Returns the budgets of the machine, and of the users of `processes`.
     [[nodiscard]] Budgets budgets(const std::vector<Process>& processes);
 
