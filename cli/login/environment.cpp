@@ -227,8 +227,8 @@ std::optional<std::string> without_us(const std::string& text) {
 
 /// Writes all of it, the script first, which records what else is written. Returns the files.
 Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& script,
-                        const std::vector<Change>& kernels, const std::string& library) {
-    auto records = read_records(script.value_or(std::string()));
+                        const std::vector<Change>& kernels, const std::string& library,
+                        LoginRecords& records) {
     GPU_SLEEP_TRY(make_directories(layout.script.parent_path(), layout.visitors, records.made));
     for (const auto& own : layout.own)
         GPU_SLEEP_TRY(make_directories(own.path.parent_path(), layout.visitors, records.made));
@@ -250,6 +250,12 @@ Result<Paths> write_all(const Layout& layout, const std::optional<std::string>& 
         files.push_back(change.file);
     }
     return files;
+}
+
+/// Removes the directories that we have made, if they are empty.
+void remove_made(const LoginRecords& records) {
+    for (auto directory = records.made.rbegin(); directory != records.made.rend(); ++directory)
+        remove_if_empty(*directory);
 }
 
 // ---- Containers
@@ -296,8 +302,11 @@ Result<Paths> enable_login(const LoginScope& scope, const std::string& library) 
     const auto script = GPU_SLEEP_TRY(read_own(layout.script, is_login_file));
     for (const auto& own : layout.own) static_cast<void>(GPU_SLEEP_TRY(read_own(own.path, is_login_file)));
     const auto kernels = GPU_SLEEP_TRY(kernel_changes(layout, library));
-    auto files = write_all(layout, script, kernels, library);
-    if (!files && !script) static_cast<void>(disable_login(scope)); // half of it is taken back
+    auto records = read_records(script.value_or(std::string()));
+    auto files = write_all(layout, script, kernels, library, records);
+    if (files || script) return files;
+    static_cast<void>(disable_login(scope)); // half of it is taken back
+    remove_made(records);                    // if no script records them yet
     return files;
 }
 
@@ -317,8 +326,7 @@ Result<void> disable_login(const LoginScope& scope) {
             GPU_SLEEP_TRY(write_if_new(file, before, *now, k_read_mode));
     }
     if (is_ours) GPU_SLEEP_TRY(remove_carefully(layout.script));
-    for (auto directory = records.made.rbegin(); directory != records.made.rend(); ++directory)
-        remove_if_empty(*directory);
+    remove_made(records);
     return {};
 }
 

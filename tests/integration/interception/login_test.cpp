@@ -350,6 +350,14 @@ TEST_CASE("Login: where a file cannot be changed nothing is left", "[login]") {
     CHECK_FALSE(fs::exists(home.scratch.path() / ".config/environment.d"));
 }
 
+TEST_CASE("Login: where a directory cannot be made nothing is left", "[login]") {
+    const Home home;
+    const auto refused = home.command({"gpu-enable", "user"}, {"XDG_CONFIG_HOME=/proc/nothing"});
+    CHECK(refused.status != 0);
+    CHECK_THAT(refused.err, mentions("/proc/nothing"));
+    CHECK_FALSE(fs::exists(home.scratch.path() / ".config"));
+}
+
 TEST_CASE("Login: a root that was mistyped is not made", "[login]") {
     const Scratch images;
     const Arguments what = GENERATE(Arguments{"machine"}, Arguments{"machine", "--off"},
