@@ -79,6 +79,8 @@ Result<HostClaim> HostBudget::claim(Bytes bytes, const ClaimOptions& options,
             claim.turn_ = std::exchange(turn, UnsharedFd()); // which ends with it, if it comes to nothing
             headroom = guarded([&]() -> Result<Headroom> { return options_.headroom(); });
             if (!headroom) return headroom.error();
+            // Else nothing that sleeps in files could wake.
+            if (headroom->is_unknown && options.spends_reserve) return claim;
             const auto wanted = claim.others_ + bytes + reserve;
             is_enough = wanted <= headroom->bytes;
             const bool needs_turn = is_enough && headroom->bytes - wanted < k_turn_threshold &&

@@ -128,7 +128,7 @@ struct ClaimOptions {
     HostBudget* budget = &HostBudget::own();
     /// Before a claim fails: virtual machines may grow while they are used.
     Milliseconds patience{2000};
-    bool spends_reserve = false; ///< HostBudget::Options::reserve
+    bool spends_reserve = false; ///< HostBudget::Options::reserve; also where limits cannot be read
 };
 
 } // namespace gpu_sleep::store

@@ -9,6 +9,7 @@
 #include <array>
 #include <charconv>
 #include <initializer_list>
+#include <system_error>
 
 namespace gpu_sleep::store {
 namespace {
@@ -23,24 +24,20 @@ std::optional<Bytes> leading_number(std::string_view text) {
     return failure == std::errc{} ? std::optional(value) : std::nullopt;
 }
 
-std::optional<Bytes> read_number(const fs::path& file) {
-    const auto text = read_small_file(file);
-    return text ? leading_number(*text) : std::nullopt;
+std::string read_if_possible(const fs::path& file) {
+    return read_small_file(file).value_or("");
 }
 
-/// None if it cannot be read.
 template <class Use>
-void for_each_line(const fs::path& file, Use&& use) {
-    const auto text = read_small_file(file).value_or("");
-    std::string_view rest = text;
-    while (const auto line = take_line(rest)) use(*line);
+void for_each_line(std::string_view text, Use&& use) {
+    while (const auto line = take_line(text)) use(*line);
 }
 
-/// The sum of those of `keys` that a file of lines "key value" has; nothing if it has none of them.
+/// The sum of those of `keys` that a text of lines "key value" has; nothing if it has none of them.
 template <class Keys = std::initializer_list<std::string_view>>
-std::optional<Bytes> read_fields(const fs::path& file, const Keys& keys) {
+std::optional<Bytes> sum_fields(std::string_view text, const Keys& keys) {
     std::optional<Bytes> sum;
-    for_each_line(file, [&](std::string_view line) {
+    for_each_line(text, [&](std::string_view line) {
         const auto end = std::min(line.find_first_of(" \t"), line.size());
         if (std::find(keys.begin(), keys.end(), line.substr(0, end)) == keys.end()) return;
         if (const auto value = leading_number(line.substr(end))) sum = sum.value_or(0) + *value;
@@ -69,15 +66,27 @@ void limit_by(Headroom& headroom, Bytes bytes, std::string what, fs::path shared
     headroom.shared = std::move(shared);
 }
 
+/// The text of `file`; none of one that is missing. Where it cannot be read, nothing is left.
+std::string read_limits(Headroom& headroom, const fs::path& file, bool may_be_missing = true) {
+    auto text = read_small_file(file);
+    if (text || (errno == ENOENT && may_be_missing)) return std::move(text).value_or("");
+    const auto why = std::generic_category().message(errno);
+    limit_by(headroom, 0, "limits that cannot be read: " + why, {});
+    headroom.is_unknown = true;
+    return "";
+}
+
 void limit_by_group(Headroom& headroom, const fs::path& group, const GroupFiles& files) {
-    const auto usage = read_number(group / files.usage);
+    const auto usage = leading_number(read_limits(headroom, group / files.usage));
     if (!usage) return;
-    const auto reclaimable = read_fields(group / "memory.stat", files.reclaimable).value_or(0);
-    const auto used = *usage - std::min(*usage, reclaimable);
-    for (const auto* const file : files.limits)
-        if (const auto limit = read_number(group / file))
+    const auto stat = read_limits(headroom, group / "memory.stat");
+    const auto used = *usage - std::min(*usage, sum_fields(stat, files.reclaimable).value_or(0));
+    for (const std::string_view file : files.limits) {
+        if (file.empty()) continue;
+        if (const auto limit = leading_number(read_limits(headroom, group / file)))
             limit_by(headroom, *limit - std::min(*limit, used),
                      "the memory limit of control group " + group.string(), group / files.limits.front());
+    }
 }
 
 /// The group and its ancestors up to and including `root`: each of their limits counts. In a container the
@@ -110,9 +119,11 @@ void limit_by_membership(Headroom& headroom, const fs::path& root, std::string_v
 
 Headroom host_headroom(const HostMemorySources& sources) {
     Headroom headroom{std::numeric_limits<Bytes>::max(), "nothing"};
-    if (const auto available = read_fields(sources.proc / "meminfo", {"MemAvailable:"}))
+    // Where it is missing, so is all of /proc. Without the other, the kernel has no control groups.
+    const auto machine = read_limits(headroom, sources.proc / "meminfo", false);
+    if (const auto available = sum_fields(machine, {"MemAvailable:"}))
         limit_by(headroom, *available * k_kib, "free host memory", sources.proc / "meminfo");
-    for_each_line(sources.proc / sources.process / "cgroup",
+    for_each_line(read_limits(headroom, sources.proc / sources.process / "cgroup"),
                   [&](std::string_view line) { limit_by_membership(headroom, sources.cgroup, line); });
     return headroom;
 }
@@ -121,13 +132,13 @@ unsigned memory_pressure(const HostMemorySources& sources) {
     static constexpr std::string_view k_some = "some avg10=";
     constexpr std::string_view k_own = "0::/";
     const auto read = [](const fs::path& file) {
-        const auto text = read_small_file(file).value_or("");
+        const auto text = read_if_possible(file);
         const bool is_told = std::string_view(text).starts_with(k_some);
         const auto percent = is_told ? leading_number(std::string_view(text).substr(k_some.size())) : 0;
         return static_cast<unsigned>(std::min<Bytes>(percent.value_or(0), 100));
     };
     auto most = read(sources.proc / "pressure" / "memory");
-    for_each_line(sources.proc / sources.process / "cgroup", [&](std::string_view line) {
+    for_each_line(read_if_possible(sources.proc / sources.process / "cgroup"), [&](std::string_view line) {
         if (line.starts_with(k_own))
             most = std::max(most, read(sources.cgroup / line.substr(k_own.size()) / "memory.pressure"));
     });
@@ -137,10 +148,11 @@ unsigned memory_pressure(const HostMemorySources& sources) {
 Bytes address_space_left(const HostMemorySources& sources) {
     constexpr std::string_view k_limit = "Max address space";
     auto left = std::numeric_limits<Bytes>::max();
-    for_each_line(sources.proc / sources.process / "limits", [&](std::string_view line) {
+    for_each_line(read_if_possible(sources.proc / sources.process / "limits"), [&](std::string_view line) {
         if (!line.starts_with(k_limit)) return;
         const auto limit = leading_number(line.substr(k_limit.size()));
-        const auto taken = read_fields(sources.proc / sources.process / "status", {"VmSize:"});
+        const auto taken =
+            sum_fields(read_if_possible(sources.proc / sources.process / "status"), {"VmSize:"});
         if (limit && taken) left = *limit - std::min(*limit, *taken * k_kib);
     });
     return left;

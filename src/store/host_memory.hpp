@@ -23,13 +23,16 @@ struct Headroom {
     /// A file that all processes under this limit can see, as far as they see each other, for locks of ours.
     /// Empty without a limit.
     std::filesystem::path shared{};
+    bool is_unknown = false; ///< some limit could not be read, so that nothing is left
 };
 
 /// The smallest of: MemAvailable, and for the process's control group and each of its ancestors (version 2
 /// and version 1) the limit less what is used, where page cache and slabs that the kernel can take back count
-/// as free. Swap does not count: pinned memory is never swapped. A figure that cannot be read does not limit;
-/// with none at all the headroom is the largest number there is. Thread-safe; opens and reads a handful of
-/// small files. Source: proc(5), Control Group v2 ("Memory"), Memory Resource Controller (version 1).
+/// as free. Swap does not count: pinned memory is never swapped. A figure that is missing does not limit;
+/// with none at all the headroom is the largest number there is. Where a file cannot be read, or there is no
+/// /proc, nothing is left: the kernel kills a process at a limit that it has not seen. Thread-safe; opens and
+/// reads a handful of small files. Source: proc(5), Control Group v2 ("Memory"), Memory Resource Controller
+/// (version 1).
 [[nodiscard]] Headroom host_headroom(const HostMemorySources& sources = {});
 
 /// How much of the last ten seconds some program has waited for memory, in percent: on the machine, or in the

@@ -95,6 +95,20 @@ TEST_CASE("Host claims: with plenty of headroom more is claimed ahead, and count
     CHECK(claim_at_once(budget));
 }
 
+TEST_CASE("Host claims: where limits cannot be read there is memory for the least buffers alone",
+          "[host_claim]") {
+    const Limit limit;
+    auto options = limit.options(0);
+    options.headroom = [] { return Headroom{0, "a test", {}, true}; };
+    HostBudget budget(options);
+    for (const bool least : {false, true}) {
+        const auto made = budget.claim(
+            k_mib, {&budget, Milliseconds(0), least}, [] { return "some"; }, go_on, k_gib);
+        CHECK(made.has_value() == least);
+        if (made) CHECK(made->bytes() == k_mib);
+    }
+}
+
 TEST_CASE("Host claims: a turn that is waited for comes when it is free", "[host_claim]") {
     const Limit limit;
     HostBudget claims(limit.options(k_gib));

@@ -66,7 +66,7 @@ TEST_CASE("Host memory: without control groups the machine's free memory counts"
     CHECK(machine.headroom().shared == machine.cgroup().parent_path() / "proc" / "meminfo");
 }
 
-TEST_CASE("Host memory: what cannot be read does not limit", "[host_memory]") {
+TEST_CASE("Host memory: what is missing, or says nothing, does not limit", "[host_memory]") {
     const Machine machine;
     machine.write("proc/meminfo", "MemTotal: 67108864 kB\n");
     CHECK(machine.headroom().bytes == k_unlimited);
@@ -77,6 +77,29 @@ TEST_CASE("Host memory: what cannot be read does not limit", "[host_memory]") {
     CHECK(machine.headroom().bytes == k_unlimited);
     machine.add_group("", gib(1), 0);
     CHECK(machine.headroom().bytes == k_gib);
+}
+
+TEST_CASE("Host memory: where limits cannot be read nothing is left", "[host_memory]") {
+    // A directory in the place of the file is opened, and not read.
+    const auto* const name = GENERATE("proc/meminfo", "proc/self/cgroup", "cgroup/a/memory.current",
+                                      "cgroup/a/memory.stat", "cgroup/a/memory.max", "cgroup/a/memory.high");
+    const Machine machine;
+    machine.join("0::/a\n");
+    machine.add_group("/a", "max", k_gib);
+    CHECK_FALSE(machine.headroom().is_unknown);
+    const auto file = machine.cgroup().parent_path() / name;
+    std::filesystem::remove(file);
+    std::filesystem::create_directory(file);
+    CHECK(machine.headroom().bytes == 0);
+    CHECK(machine.headroom().is_unknown);
+    CHECK(machine.headroom().limited_by == "limits that cannot be read: Is a directory");
+}
+
+TEST_CASE("Host memory: without /proc nothing is left", "[host_memory]") {
+    const test::ProcTree tree;
+    const auto headroom = host_headroom({tree.proc(), tree.root()});
+    CHECK(headroom.bytes == 0);
+    CHECK(headroom.limited_by == "limits that cannot be read: No such file or directory");
 }
 
 TEST_CASE("Host memory: the process's own group limits", "[host_memory]") {
