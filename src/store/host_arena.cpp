@@ -36,15 +36,21 @@ Bytes page_bytes() {
 /// the last 2 MiB come in small pages and not one byte is rounded up.
 std::byte* reserve(Bytes bytes) {
     const auto longer = bytes + k_huge_page_bytes;
+    // Of a program that locks all that it maps (mlockall), the kernel fills at once what is within reach.
     void* const mapping =
-        ::mmap(nullptr, longer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        ::mmap(nullptr, longer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) return nullptr;
     auto* const begin = static_cast<std::byte*>(mapping);
     const auto head =
         round_up(reinterpret_cast<Bytes>(mapping), k_huge_page_bytes) - reinterpret_cast<Bytes>(mapping);
     if (head > 0) ::munmap(begin, head);
     if (head + bytes < longer) ::munmap(begin + head + bytes, longer - head - bytes);
-    return begin + head;
+    ::munlock(begin + head, bytes);
+    if (::mprotect(begin + head, bytes, PROT_READ | PROT_WRITE) == 0) return begin + head;
+    const int failure = errno;
+    ::munmap(begin + head, bytes);
+    errno = failure;
+    return nullptr;
 }
 
 /// `memory` with the rest of its last page.

@@ -5,6 +5,8 @@
 #include "support/fake_pinner.hpp"
 #include "unit/arenas.hpp"
 
+#include <sys/mman.h>
+
 using namespace gpu_sleep;
 using store::ArenaPreparer;
 using store::Headroom;
@@ -31,6 +33,16 @@ TEST_CASE("Host arena: reserves, and takes no memory yet", "[host_arena]") {
     CHECK(arena->piece(2048).size() == 1);
     CHECK(reinterpret_cast<Bytes>(arena->data()) % (2 * k_mib) == 0);
     CHECK(test::mapping_at(arena->data())->resident == 0);
+}
+
+TEST_CASE("Host arena: takes no memory yet of a program that locks all that it maps", "[host_arena]") {
+    if (::mlockall(MCL_FUTURE) != 0) return test::skip_without_right("lock memory");
+    const auto made = HostArena::create(8 * k_mib, nullptr);
+    ::munlockall();
+    if (!made) return test::skip_without_right("lock memory"); // so much of it
+    CHECK(test::mapping_at((*made)->data())->resident == 0);
+    REQUIRE((*made)->make_ready());
+    CHECK(test::is_populated((*made)->piece(0)));
 }
 
 TEST_CASE("Host arena: impossible sizes are refused", "[host_arena]") {
