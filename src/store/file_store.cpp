@@ -81,14 +81,14 @@ Result<void> SnapshotWriter::put(const ChunkPlace& place, const CodedChunk& chun
     row.checksum = chunk.checksum;
     row.offset = allot(row.stored_bytes, round_up(place.bytes, k_alignment));
     auto claim = GPU_SLEEP_TRY(this->claim(row.stored_bytes, has_failed));
-    GPU_SLEEP_TRY(file_.check_held());
     // Only ever read from: IoRequest serves both directions.
     queue_->submit({IoRequest::Kind::write, file_.fd(), const_cast<std::byte*>(chunk.bytes.data()),
                     row.stored_bytes, row.offset,
                     [done = std::move(done), held = std::move(claim)](Result<void> written) mutable {
                         held.reset();
                         done(std::move(written));
-                    }});
+                    },
+                    file_.identity()});
     return {};
 }
 
@@ -102,7 +102,8 @@ Result<Snapshot> SnapshotWriter::finish() {
         const auto claim = GPU_SLEEP_TRY(this->claim(header_.header_bytes, false));
         const auto bytes = front_.bytes();
         encode_header(header_, bytes);
-        GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0));
+        GPU_SLEEP_TRY(
+            move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0, file_.identity()));
     }
     GPU_SLEEP_TRY(file_.commit());
     return Snapshot{std::move(file_), std::move(header_)};

@@ -34,6 +34,12 @@ Result<void> check(IoRequest::Kind kind, long moved) {
                        writes ? "cannot write the snapshot" : "cannot read the snapshot");
 }
 
+/// Whether `fd` means that file; see IoRequest::file.
+bool is_held(int fd, const FileIdentity& file) noexcept {
+    const auto now = FileIdentity::of(fd);
+    return file == FileIdentity() || (now ? now == file : errno != EBADF);
+}
+
 /// Has what follows go through the page cache: some file systems take O_DIRECT and refuse what comes then,
 /// and all refuse the odd rest of what was moved in part.
 void go_through_page_cache(int fd) noexcept {
@@ -43,8 +49,10 @@ void go_through_page_cache(int fd) noexcept {
 
 /// What `request` comes to at once, on this thread.
 Result<void> move_now(const IoRequest& request) noexcept {
-    return guarded(
-        [&] { return move_bytes(request.kind, request.fd, request.data, request.bytes, request.offset); });
+    return guarded([&] {
+        const auto& [kind, fd, data, bytes, offset, done, file] = request;
+        return move_bytes(kind, fd, data, bytes, offset, file);
+    });
 }
 
 class ThreadQueue final : public IoQueue {
@@ -105,7 +113,7 @@ private:
     UringQueue() = default;
 
     void pass_on(std::unique_ptr<IoRequest> request) noexcept {
-        if (enqueue(request.get()))
+        if (is_held(request->fd, request->file) && enqueue(request.get()))
             static_cast<void>(request.release()); // the reaper's now
         else
             request->done(move_now(*request));
@@ -199,9 +207,12 @@ private:
 
 } // namespace
 
-Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes, Bytes offset) {
+Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes, Bytes offset,
+                        const FileIdentity& file) {
     bool was_refused = false;
     while (bytes > 0) {
+        if (!is_held(fd, file))
+            return make_error(ErrorCode::io_failed, "the program has closed the snapshot's file");
         const auto at = static_cast<off_t>(offset);
         const auto moved =
             kind == IoRequest::Kind::write ? ::pwrite(fd, data, bytes, at) : ::pread(fd, data, bytes, at);

@@ -66,6 +66,9 @@ struct IoRequest {
     /// failed. Must not throw, though memory run out. Errors: out_of_disk, damaged (the file ends too early),
     /// io_failed, out_of_host_memory.
     std::function<void(Result<void>)> done;
+    /// The file that `fd` means: nothing is moved once the program has closed that, and may use the number
+    /// for a file of its own. Empty: any.
+    FileIdentity file{};
 };
 
 /// Thread-safe. Destroyed only when no request is under way.
@@ -100,6 +103,6 @@ enum class IoUse {
 
 /// Moves the bytes at once, on the calling thread. Errors: as for IoRequest::done.
 [[nodiscard]] Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes,
-                                      Bytes offset);
+                                      Bytes offset, const FileIdentity& file = {});
 
 } // namespace gpu_sleep::store

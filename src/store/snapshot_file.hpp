@@ -24,6 +24,7 @@ public:
     ~SnapshotFile();
 
     [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+    [[nodiscard]] FileIdentity identity() const noexcept { return fd_.identity(); }
     /// Checks that fd() still means this file: a program may close descriptors that are not its own, and open
     /// another file with the same number. Errors: io_failed.
     [[nodiscard]] Result<void> check_held() const;

@@ -82,7 +82,6 @@ Result<GetChunk> SnapshotReader::chunks(const SnapshotReadOptions& options) cons
             open_io_queue(options.io, uses_direct_io(fd) ? IoUse::direct : IoUse::cached_reads));
     return GetChunk([this, queue, fd](const ChunkPlace& place, std::byte* to,
                                       std::function<void(Result<CodedChunk>)> done) -> Result<void> {
-        if (file_ != nullptr) GPU_SLEEP_TRY(file_->check_held());
         const auto& row = header_.rows[place.number];
         const CodedChunk chunk{row.shape, row.used_bytes, row.checksum, {to, row.stored_bytes}};
         queue->submit({IoRequest::Kind::read, fd, to, row.stored_bytes, row.offset,
@@ -91,7 +90,8 @@ Result<GetChunk> SnapshotReader::chunks(const SnapshotReadOptions& options) cons
                                done(chunk);
                            else
                                done(std::move(read).error());
-                       }});
+                       },
+                       file_ ? file_->identity() : FileIdentity()});
         return {};
     });
 }

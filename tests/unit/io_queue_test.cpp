@@ -5,6 +5,8 @@
 #include "support/descriptors.hpp"
 #include "support/snapshots.hpp"
 
+#include <future>
+
 namespace gpu_sleep::store {
 namespace {
 
@@ -50,6 +52,38 @@ TEST_CASE("Reads and writes: those that are refused past the page cache go throu
         CHECK(move_all(IoRequest::Kind::read, read.data()));
         CHECK(std::equal(read.begin() + 1, read.end(), bytes.begin() + 1));
     }
+}
+
+TEST_CASE("Reads and writes: what waits in a queue goes to no file of the program's own", "[store]") {
+    const test::Scratch directory;
+    const int number = direct_file(directory).release(); // the usurper closes it
+    const auto file = FileIdentity::of(number).value();
+    auto bytes = test::random_bytes(4096);
+    const auto write = [&](
+                           IoQueue& queue, std::function<void()> before_result = [] {}) {
+        auto written = std::make_shared<std::promise<Result<void>>>();
+        queue.submit({IoRequest::Kind::write, number, bytes.data(), bytes.size(), 0,
+                      [=](Result<void> result) {
+                          before_result();
+                          written->set_value(std::move(result));
+                      },
+                      file});
+        return written->get_future();
+    };
+    const auto one_thread = test::need(open_io_queue(IoKind::threads, IoUse::cached_writes));
+    std::promise<void> both_wait;
+    std::optional<test::Usurper> usurper;
+    auto first = write(*one_thread, [&] {
+        both_wait.get_future().wait();
+        usurper.emplace(std::vector{number});
+    });
+    auto second = write(*one_thread);
+    both_wait.set_value();
+    CHECK(first.get());
+    CHECK(test::error_of(second.get()).code == ErrorCode::io_failed);
+    const auto kernels = test::need(open_io_queue(IoKind::automatic));
+    CHECK(test::error_of(write(*kernels).get()).code == ErrorCode::io_failed);
+    CHECK(usurper->is_unharmed());
 }
 
 TEST_CASE("Reads and writes: a queue whose number the program uses again leaves that alone", "[store]") {
