@@ -245,7 +245,7 @@ public:
             // transactions do.
             ignoring_errors([&] {
                 static_cast<void>(ground.transact(locked, [&]() -> Result<void> {
-                    locked.engine().adjust_asleep(wanted_, report);
+                    kept_ = locked.engine().adjust_asleep(wanted_, report);
                     return {};
                 }));
             });
@@ -425,6 +425,7 @@ private:
     std::optional<driver::RelaxedCaptureMode> relaxed_;
     std::string why_unchanged_;           ///< and no failure
     std::optional<Error> stays_in_place_; ///< what sleeps in its own memory
+    Result<void> kept_;                   ///< whether files that are to stay do, as the last step that fails
     Clock::time_point quiet_since_{};
     bool is_away_ = false;   ///< it sleeps deeply, or the driver has lost it
     bool was_held_ = false;  ///< some of it slept, or it was paused
@@ -487,6 +488,7 @@ Result<Report> Sleep::run() {
     if (!done && done.error().code == ErrorCode::cancelled && idleness_ && idleness_->is_over())
         why_unchanged_ = "it is no longer idle";
     if (!why_unchanged_.empty()) return unchanged();
+    if (done) done = std::move(kept_);
     if (!done) return std::move(done).error();
     if (sum_of(report.devices, &model::DeviceReport::released) > 0 && !is_own() && !intercepts() &&
         !its_.callbacks.has_before_sleep())

@@ -165,7 +165,7 @@ Result<void> Transactions::rehearse(const model::SleepRequest& request, const Sl
     return {};
 }
 
-void Transactions::adjust_asleep(const model::SleepRequest& request, model::Report& report) {
+Result<void> Transactions::adjust_asleep(const model::SleepRequest& request, model::Report& report) {
     std::map<std::string, std::string_view> elsewhere;
     std::set<std::string> directories;
     std::vector<contents::Number> asleep;
@@ -187,13 +187,14 @@ void Transactions::adjust_asleep(const model::SleepRequest& request, model::Repo
             report.notes.push_back(fmt::format("files stay in {}: they cannot move to another directory; "
                                                "wake the process first",
                                                directory));
-    if (!request.keep_files || request.dry_run) return;
+    if (!request.keep_files || request.dry_run) return {};
     const auto kept = contents_.keep_files(asleep);
     if (!kept)
-        report.notes.push_back("existing files may be removed when the process wakes: " +
-                               kept.error().message);
-    else
-        report.changed |= *kept;
+        return make_error(ErrorCode::io_failed,
+                          "it is asleep, but existing files may be removed when the process wakes: {}",
+                          kept.error().message);
+    report.changed |= *kept;
+    return {};
 }
 
 Bytes Transactions::forget_retained_beside(const model::SleepRequest& request) {

@@ -85,7 +85,8 @@ public:
 
     /// After a sleep that may have found some asleep already: has the files of that kept too, if `request`
     /// asks for it, and notes in `report` what lies in another store than it asks for, and stays there.
-    void adjust_asleep(const model::SleepRequest& request, model::Report& report);
+    /// Errors: io_failed (files are not kept).
+    [[nodiscard]] Result<void> adjust_asleep(const model::SleepRequest& request, model::Report& report);
 
     /// Forgets what is retained and is of no use to that sleep. Returns how much that was.
     Bytes forget_retained_beside(const model::SleepRequest& request);

@@ -129,8 +129,10 @@ Result<void> SnapshotFile::rename(SnapshotName::Kind kind) {
     renamed.kind = kind;
     auto to = renamed.text();
     const auto at = directory_->fd();
-    if (!fd_.is_named(at, text_.c_str()))
+    if (!fd_.is_named(at, text_.c_str())) {
+        if (errno == EACCES) return file_error(EACCES, "rename", path());
         return make_error(ErrorCode::io_failed, "{} was removed or replaced by somebody", path().string());
+    }
     // Not every file system can refuse to replace; nobody else makes names of this owner.
     if (::renameat2(at, text_.c_str(), at, to.c_str(), RENAME_NOREPLACE) != 0 &&
         (!knows_no_such_call(errno) || ::renameat(at, text_.c_str(), at, to.c_str()) != 0))

@@ -29,12 +29,12 @@ struct ThreeFiles {
     [[nodiscard]] std::vector<fs::path> files() const { return files_in(request.directory); }
     [[nodiscard]] std::multiset<std::string> endings() const { return endings_in(request.directory); }
 
-    /// Asks that the files of the sleeper stay. Returns the notes of the report.
-    std::vector<std::string> ask_to_keep() {
+    /// Asks that the files of the sleeper stay. Returns why they may not.
+    std::string ask_to_keep() {
         request.keep_files = true;
         model::Report report;
-        fixture.engine().adjust_asleep(request, report);
-        return report.notes;
+        const auto kept = fixture.engine().adjust_asleep(request, report);
+        return kept ? "" : kept.error().message;
     }
 
     Scratch scratch;
@@ -224,9 +224,7 @@ TEST_CASE("Kept files: when one cannot be named, those that are named stay, none
     // goes first, and another is missing.
     for (const auto& file : three.files()) {
         const Away missing(three, file);
-        const auto notes = three.ask_to_keep();
-        REQUIRE(notes.size() == 1);
-        CHECK_THAT(notes.front(), mentions("may be removed when the process wakes"));
+        CHECK_THAT(three.ask_to_keep(), mentions("may be removed when the process wakes"));
         CHECK(three.fixture.state() == State::asleep);
         if (three.endings().count(".kept") > 0) break;
     }
@@ -245,21 +243,30 @@ TEST_CASE("Kept files: when one cannot be named, those that are named stay, none
     CHECK(three.endings().count(".kept") == left);
 }
 
+TEST_CASE("Kept files: one that cannot be looked at is not said to be removed", "[transaction]") {
+    ThreeFiles three;
+    REQUIRE(three.fixture.sleep(three.request));
+    std::string why;
+    if (!with_failing_calls({{SYS_newfstatat, EACCES}}, [&] { why = three.ask_to_keep(); })) return;
+    CHECK_THAT(why, mentions("Permission denied"));
+    CHECK(three.ask_to_keep().empty());
+    CHECK(three.endings() == k_all_kept);
+}
+
 TEST_CASE("Kept files: names that could not be flushed are reported, and all is whole", "[transaction]") {
     ThreeFiles three;
     REQUIRE(three.fixture.sleep(three.request));
-    std::vector<std::string> notes;
-    if (!with_failing_calls({{SYS_fsync, EIO}}, [&] { notes = three.ask_to_keep(); })) return;
-    REQUIRE(notes.size() == 1);
-    CHECK_THAT(notes.front(), mentions("fsync"));
+    std::string why;
+    if (!with_failing_calls({{SYS_fsync, EIO}}, [&] { why = three.ask_to_keep(); })) return;
+    CHECK_THAT(why, mentions("fsync"));
     CHECK(three.fixture.state() == State::asleep);
     CHECK(three.endings() == k_all_kept);
     // They are flushed when that is asked again, and not once more after that.
-    REQUIRE(with_failing_calls({{SYS_fsync, EIO}}, [&] { notes = three.ask_to_keep(); }));
-    CHECK(notes.size() == 1);
+    REQUIRE(with_failing_calls({{SYS_fsync, EIO}}, [&] { why = three.ask_to_keep(); }));
+    CHECK_FALSE(why.empty());
     CHECK(three.ask_to_keep().empty());
-    REQUIRE(with_failing_calls({{SYS_fsync, EIO}}, [&] { notes = three.ask_to_keep(); }));
-    CHECK(notes.empty());
+    REQUIRE(with_failing_calls({{SYS_fsync, EIO}}, [&] { why = three.ask_to_keep(); }));
+    CHECK(why.empty());
     three.fixture.wake_whole();
     CHECK(three.endings() == k_all_kept);
 }

@@ -118,7 +118,7 @@ TEST_CASE("Move: files that are to be kept stay when their contents move to host
     request.keep_files = true;
     REQUIRE(sleeper.fixture.sleep(request));
     model::Report report;
-    sleeper.fixture.engine().adjust_asleep(request, report);
+    REQUIRE(sleeper.fixture.engine().adjust_asleep(request, report));
     CHECK(report.notes.empty());
     REQUIRE(sleeper.move_back());
     CHECK(sleeper.files() == 3);

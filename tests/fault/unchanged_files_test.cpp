@@ -235,7 +235,7 @@ TEST_CASE("Unchanged files: moved to host memory and back, they are as any other
     REQUIRE(woken.fixture.sleep(woken.request));
     CHECK(woken.files().size() == 6);
     model::Report report;
-    woken.fixture.engine().adjust_asleep(woken.request, report);
+    REQUIRE(woken.fixture.engine().adjust_asleep(woken.request, report));
     woken.wake();
     woken.check_unchanged();
 }

@@ -212,6 +212,22 @@ TEST_CASE("Store: --keep-files leaves the files, and nobody removes them", "[sto
     }
 }
 
+TEST_CASE("Store: --keep-files fails where a file of a sleeper cannot be kept", "[store]") {
+    const Place place;
+    LoadedHost host;
+    REQUIRE(host.command("gpu-sleep", place.store()).status == 0);
+    const auto file = place.files().front();
+    const auto away = file.parent_path() / "away";
+    fs::rename(file, away);
+    const auto failed = ended(host.command("gpu-sleep", place.store({"--keep-files", "--quiet"})), 7);
+    CHECK_THAT(failed.err, mentions("it is asleep") && mentions("was removed or replaced"));
+    CHECK(host.state() == "asleep");
+    fs::rename(away, file);
+    CHECK(host.command("gpu-sleep", place.store({"--keep-files"})).status == 0);
+    host.wake_whole();
+    CHECK(place.files().size() == 1);
+}
+
 TEST_CASE("Store: files take over when a limit on address space makes host memory short", "[quick][store]") {
     if (is_sanitized()) return skip("a sanitizer cannot work within a limit");
     const Place place;
