@@ -349,6 +349,7 @@ Milliseconds Agent::look() noexcept {
     const auto pause = idle_timer_.pause_between_looks();
     if (!memory_.is_started()) return pause;
     if (operations_.idle.look()) memory_.tidy_within(Milliseconds(0));
+    store::HostBudget::own().stay_counted();
     ignoring_errors([this] { sleep_if_due(); });
     return pause;
 }

@@ -138,10 +138,10 @@ HostAccount::Place HostAccount::others(const LockedFile& file) const noexcept {
     return all;
 }
 
-void HostAccount::write(const LockedFile& file) const noexcept {
-    if (!has_place_in(file)) return;
+bool HostAccount::write(const LockedFile& file) const noexcept {
+    if (!has_place_in(file)) return true;
     const auto own = own_;
-    [[maybe_unused]] const auto written = ::pwrite(file.get(), &own, sizeof own, offset_of(*place_));
+    return ::pwrite(file.get(), &own, sizeof own, offset_of(*place_)) == sizeof own;
 }
 
 void HostAccount::limit(std::optional<Bytes> most) noexcept {
@@ -174,8 +174,12 @@ Result<void> HostAccount::take(Bytes bytes) {
                           "processes already hold {} of the {} allowed to them",
                           format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
     own_.held += bytes;
-    if (file) write(file);
-    return {};
+    if (!file || write(file) || !limit_) return {};
+    const int why = errno;
+    own_.held -= bytes; // nobody else would know of it
+    return errno_error(
+        ErrorCode::out_of_host_memory, why, "write",
+        fmt::format("cannot count host memory in {}/{}, as its limit needs", directory_, k_name));
 }
 
 void HostAccount::give(Bytes bytes) noexcept {
@@ -184,6 +188,13 @@ void HostAccount::give(Bytes bytes) noexcept {
     look_for_fork();
     own_.held -= std::min<Bytes>(own_.held, bytes);
     if (const auto file = open_account(directory_); file) write(file);
+}
+
+void HostAccount::stay_counted() noexcept {
+    const MutexLock lock(mutex_);
+    look_for_fork();
+    if (own_.held == 0) return;
+    if (const auto file = open_account(directory_); file) find_place(file);
 }
 
 void HostAccount::note_spare(Bytes bytes) noexcept {

@@ -42,9 +42,13 @@ public:
         Bytes spare = 0;          ///< what others hold and can do without
     };
     [[nodiscard]] std::optional<Room> room() noexcept;
-    /// Adds to what this process holds, before it is taken. Errors: out_of_host_memory (beyond the limit).
+    /// Adds to what this process holds, before it is taken. Errors: out_of_host_memory (beyond the limit, or
+    /// with a limit and a file that cannot be written).
     [[nodiscard]] Result<void> take(Bytes bytes);
     void give(Bytes bytes) noexcept;
+    /// Takes a place again where somebody has removed the file that it was in. To be called now and then:
+    /// until then the others do not see what it holds.
+    void stay_counted() noexcept;
 
     /// How much of what this process holds it can do without. A hint: it may be out of date.
     void note_spare(Bytes bytes) noexcept;
@@ -74,7 +78,8 @@ private:
     void leave_place() noexcept GPU_SLEEP_REQUIRES(mutex_);
     /// Whether it has a place in `file`, and not in one that somebody has removed.
     [[nodiscard]] bool has_place_in(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
-    void write(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
+    /// Returns false, with errno set, if it has a place that cannot be written.
+    bool write(const LockedFile& file) const noexcept GPU_SLEEP_REQUIRES(mutex_);
 
     Mutex mutex_;
     const std::string directory_;

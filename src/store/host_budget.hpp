@@ -59,6 +59,7 @@ public:
     using HostAccount::await;
     using HostAccount::limit;
     using HostAccount::note_spare;
+    using HostAccount::stay_counted;
 
     struct Options {
         std::string directory = agent_directory(::geteuid()); ///< of the user's account

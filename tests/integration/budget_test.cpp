@@ -2,6 +2,7 @@
 // Copyright the gpu-sleep authors.
 // Budgets for host memory: where programs sleep, and where gpu-reclaim makes its pass.
 
+#include "base/process.hpp"
 #include "empty_tmp.hpp"
 #include "place.hpp"
 #include "support/configuration.hpp"
@@ -130,6 +131,18 @@ TEST_CASE("Budget: what sleeps in the host memory that it runs from goes deep by
     check_bytes_after_wake(all);
 }
 
+TEST_CASE("Budget: who sleeps counts again where the file by which all count was removed", "[policy]") {
+    if (!has_empty_tmp()) return;
+    const auto all = programs_apart(2, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", k_each)});
+    REQUIRE(all[0]->command("gpu-sleep").status == 0);
+    const auto file =
+        fmt::format("/proc/{}/root{}/host-memory", all[0]->pid(), gpu_sleep::agent_directory(0));
+    REQUIRE(std::filesystem::remove(file));
+    REQUIRE(becomes_true([&] { return std::filesystem::exists(file); }));
+    CHECK(all[1]->command("gpu-sleep").status == 8);
+    check_bytes_after_wake(all);
+}
+
 TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[policy]") {
     if (!has_empty_tmp()) return;
     const auto all = programs_apart(4, {fmt::format("GPU_SLEEP_HOST_BUDGET={}", 2 * k_each)});
@@ -152,7 +165,7 @@ TEST_CASE("Budget: who sleeps within a budget has what others only retain", "[po
 
 TEST_CASE("Budget: a pass puts no more into host memory than the budget has room for", "[quick][policy]") {
     if (!is_apart() || !reads_configurations()) return;
-    const Place place;
+    const Place place("/var/tmp"); // files in memory would count
     const auto all = programs(3);
     for (const auto& host : all) become_idle(*host);
     const auto within = [](const Arguments& more) {
@@ -179,7 +192,7 @@ TEST_CASE("Budget: a pass puts no more into host memory than the budget has room
 
 TEST_CASE("Budget: beyond the budget what is retained goes first, then what sleeps moves", "[policy]") {
     if (!is_apart() || !reads_configurations()) return;
-    const Place place;
+    const Place place("/var/tmp"); // files in memory would count
     const auto all = programs(2);
     for (const auto& host : all) REQUIRE(host->command("gpu-sleep").status == 0);
     REQUIRE(all[1]->command("gpu-wake").status == 0);

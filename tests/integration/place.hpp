@@ -11,6 +11,8 @@ namespace gpu_sleep::test {
 /// A directory for snapshots in a scratch directory; not made yet.
 class Place {
 public:
+    Place() = default;
+    explicit Place(const std::filesystem::path& parent) : scratch_(parent) {}
     [[nodiscard]] std::filesystem::path path() const { return scratch_.path() / "sleep"; }
     [[nodiscard]] Arguments store(Arguments more = {}) const {
         Arguments all{"--store", "file", "--dir", path()};

@@ -7,6 +7,7 @@
 #include "support/child.hpp"
 #include "support/descriptors.hpp"
 #include "support/overlay.hpp"
+#include "support/small_disk.hpp"
 
 using namespace gpu_sleep;
 using namespace gpu_sleep::store;
@@ -161,8 +162,28 @@ TEST_CASE("Host account: a file that was removed is begun anew", "[host_account]
     CHECK(one_more_sees(scratch.path(), 100) == 95);
     one.limit(100);
     CHECK(one.room()->bytes == 86);
+    CHECK(one_more_sees(scratch.path(), 100) == 95);
+    one.stay_counted();
+    CHECK(one_more_sees(scratch.path(), 100) == 86);
     REQUIRE(one.take(10));
     CHECK(other.room()->bytes == 76);
+}
+
+TEST_CASE("Host account: within a limit nothing is taken that others cannot see", "[host_account]") {
+    const SmallDisk disk("size=64k");
+    if (!disk) return skip_without_right("mount a file system");
+    HostAccount limited(disk.path());
+    HostAccount unlimited(disk.path());
+    limited.limit(100);
+    std::ofstream(disk.path() / "filler") << std::string(64 * k_kib, 'x');
+    const auto refused = limited.take(10);
+    CHECK(error_of(refused).code == ErrorCode::out_of_host_memory);
+    CHECK_THAT(refused.error().message, mentions("host-memory") && mentions("No space left on device"));
+    CHECK(limited.room()->bytes == 100);
+    CHECK(unlimited.take(10));
+    std::filesystem::remove(disk.path() / "filler");
+    CHECK(limited.take(10));
+    CHECK(one_more_sees(disk.path(), 100) == 90);
 }
 
 TEST_CASE("Host account: where there is no private directory, a process counts itself", "[host_account]") {
