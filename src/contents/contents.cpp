@@ -136,7 +136,7 @@ void Contents::note_needs(model::Store store, Bytes needed, const model::Choice&
                           model::Report& report) const {
     if (needed == 0) return;
     if (store != model::Store::host)
-        return note_file_needs(needed, choice.directory, is_fallback, budget().headroom(), report);
+        return note_file_needs(needed, choice.directory, is_fallback, budget().room(), report);
     const auto room = budget().room();
     const auto* const outcome = needed <= room.bytes ? ""
                                 : choice.spill       ? ": the rest would go to files"

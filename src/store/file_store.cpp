@@ -43,6 +43,15 @@ SnapshotWriter::SnapshotWriter(SnapshotFile file, SnapshotHeader header, const S
 Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes,
                                                                const std::atomic<bool>& has_failed) {
     if (!claims_) return std::shared_ptr<const HostClaim>();
+    HostShare share;
+    if (auto counted = claims_->budget->take(share, bytes); !counted) {
+        counted.error().where = HostBudget::k_where; // to try again with smaller buffers is of no use
+        return counted.error();
+    }
+    {
+        const MutexLock lock(mutex_);
+        share_.absorb(share, bytes);
+    }
     const auto needed = [this, bytes] {
         const MutexLock lock(mutex_);
         return "at most " + format_bytes(max_file_bytes(header_.description) - end_ + bytes);
@@ -106,7 +115,8 @@ Result<Snapshot> SnapshotWriter::finish() {
             move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0, file_.identity()));
     }
     GPU_SLEEP_TRY(file_.commit());
-    return Snapshot{std::move(file_), std::move(header_)};
+    const MutexLock lock(mutex_);
+    return Snapshot{std::move(share_), std::move(file_), std::move(header_)};
 }
 
 class FileParcel final : public Parcel {

@@ -22,6 +22,7 @@ struct SnapshotWriteOptions {
 /// A finished snapshot, flushed to the device. Its file is removed when this is destroyed, unless
 /// let_stay() was called.
 struct Snapshot {
+    HostShare share; ///< of a file that lies in host memory: until that is removed
     SnapshotFile file;
     SnapshotHeader header;
 };
@@ -46,7 +47,8 @@ public:
 
 private:
     SnapshotWriter(SnapshotFile file, SnapshotHeader header, const SnapshotWriteOptions& options);
-    /// What the file takes of host memory when it grows by `bytes`: nothing where it does not lie there.
+    /// What the file takes of host memory when it grows by `bytes`: nothing where it does not lie there. It
+    /// counts among what the user's processes hold.
     [[nodiscard]] Result<std::shared_ptr<const HostClaim>> claim(Bytes bytes,
                                                                  const std::atomic<bool>& has_failed);
     /// Where a chunk goes that was thought to take up to `most`.
@@ -59,8 +61,9 @@ private:
     std::optional<ClaimOptions> claims_; ///< none for a file that does not lie in host memory
 
     Mutex mutex_;
-    Bytes end_ GPU_SLEEP_GUARDED_BY(mutex_);  ///< of what was given a place in the file
-    Bytes left_ GPU_SLEEP_GUARDED_BY(mutex_); ///< that the other chunks take at most
+    HostShare share_ GPU_SLEEP_GUARDED_BY(mutex_); ///< as claims_
+    Bytes end_ GPU_SLEEP_GUARDED_BY(mutex_);       ///< of what was given a place in the file
+    Bytes left_ GPU_SLEEP_GUARDED_BY(mutex_);      ///< that the other chunks take at most
     /// Of the file; nothing is written behind it while space is reserved, which is until there is too little.
     Bytes reserved_ GPU_SLEEP_GUARDED_BY(mutex_) = 0;
     bool reserves_ GPU_SLEEP_GUARDED_BY(mutex_) = true;

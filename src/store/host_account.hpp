@@ -96,7 +96,7 @@ private:
 class HostShare {
 public:
     HostShare() noexcept = default;
-    HostShare(const HostShare&) = delete;
+    HostShare(HostShare&& other) noexcept { absorb(other, other.bytes_); }
     HostShare& operator=(const HostShare&) = delete;
     ~HostShare() { give(bytes_); }
 

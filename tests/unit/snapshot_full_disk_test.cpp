@@ -82,6 +82,20 @@ TEST_CASE("Snapshots: a file that lies in host memory takes no more of it than m
         contents.fails_at = 1;
         CHECK(try_to_write(disk.directory(), contents, options).error().code == ErrorCode::driver_failed);
     }
+    SECTION("nor than the user's processes may hold, with what is there already") {
+        host_memory = k_gib;
+        auto& budget = *options.memory.budget;
+        budget.limit(8 * k_mib);
+        const auto failed = try_to_write(disk.directory(), contents, options);
+        CHECK_THAT(error_of(failed).message, mentions("allowed to them"));
+        budget.limit(24 * k_mib);
+        CHECK(budget.room().bytes == 24 * k_mib);
+        {
+            const auto written = test::written(disk.directory(), contents, options);
+            CHECK(budget.room().bytes == 24 * k_mib - written->header.file_bytes);
+        }
+        CHECK(budget.room().bytes == 24 * k_mib);
+    }
     SECTION("and is written where that is enough") {
         host_memory = 24 * k_mib;
         options.memory.patience = std::chrono::minutes(1); // what is being written may count twice
