@@ -69,9 +69,9 @@ bool Batch::forget(Span span) noexcept {
     return arena_ && arena_->forget(span);
 }
 
-bool Batch::retain(bool sleep) noexcept {
+bool Batch::retain() noexcept {
     if (!parcel_) return true;
-    return sleep ? parcel_->is_kept : bool(guarded([this] { return parcel_->close(); }));
+    return awake_ < live_ ? parcel_->is_kept : bool(guarded([this] { return parcel_->close(); }));
 }
 
 bool Batch::take_back(std::string_view tag, const store::ParcelStore& wanted) {

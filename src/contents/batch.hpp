@@ -151,9 +151,12 @@ public:
     [[nodiscard]] bool is_needed() const noexcept { return live_ != 0; }
     /// Contents of it that are needed.
     [[nodiscard]] Bytes live() const noexcept { return live_; }
-    /// Its contents are to stay, though memory of them is awake. Returns whether they can: then, once none of
-    /// them `sleep`, what it holds apart from host memory is let go, and may be taken back.
-    [[nodiscard]] bool retain(bool sleep) noexcept;
+    /// Of its contents that are needed, so much more, or so much less, is of memory that is awake.
+    void note_awake(Bytes bytes) noexcept { awake_ += bytes; }
+    void note_not_awake(Bytes bytes) noexcept { awake_ -= bytes; }
+    /// Its contents are to stay, though memory of them is awake. Returns whether they can: then, once all of
+    /// that is, what it holds apart from host memory is let go, and may be taken back.
+    [[nodiscard]] bool retain() noexcept;
     /// Whether what is retained can be used as it is, for the contents of `tag` in a sleep that puts them in
     /// `wanted`.
     [[nodiscard]] bool take_back(std::string_view tag, const store::ParcelStore& wanted);
@@ -178,6 +181,7 @@ private:
     Number last_range_ = 0; ///< that was added
     Bytes bytes_ = 0;       ///< that were added, each from a multiple of HostArena::k_alignment on
     Bytes live_ = 0;        ///< of contents that are needed
+    Bytes awake_ = 0;       ///< of those, of which the memory is awake
     bool is_left_behind_ = false;
 };
 

@@ -264,13 +264,6 @@ void Contents::limit_prepared(int device, Bytes most) {
     told_();
 }
 
-bool Contents::has_sleeping(const Batch& batch) const noexcept {
-    const auto is_in = [&](const Block& block) { return block.place.batch == &batch; };
-    return std::ranges::any_of(ranges_, [&](const auto& each) {
-        return !each.second.is_retained && std::ranges::any_of(each.second.blocks, is_in);
-    });
-}
-
 bool Contents::retain(Number range, Bytes& room) noexcept {
     const auto found = ranges_.find(range);
     if (found == ranges_.end()) return false;
@@ -279,16 +272,17 @@ bool Contents::retain(Number range, Bytes& room) noexcept {
     if (!has_room) kept.in_host = 0;
     room -= kept.in_host;
     kept.is_retained = true;
+    for_each_part(kept, [](Batch& batch, Span part) { batch.note_awake(part.bytes); });
     bool is_wasted = false;
     const Batch* asked = nullptr; // neighbours lie in one, as a rule
     bool its_stay = false;
     for_each_block(kept, [&](Block& block, Span span, std::size_t) {
         auto* const batch = block.place.batch;
         if (!batch) return;
-        if (std::exchange(asked, batch) != batch)
-            its_stay = batch->is_cached() ? has_room : batch->retain(has_sleeping(*batch));
+        if (std::exchange(asked, batch) != batch) its_stay = batch->is_cached() ? has_room : batch->retain();
         if (its_stay) return;
         kept.stored -= span.bytes;
+        batch->note_not_awake(block.place.bytes);
         is_wasted |= forget_part(*batch, std::exchange(block.place, {}).span(), Files::as_asked);
     });
     if (is_wasted) told_();
@@ -360,8 +354,7 @@ void Contents::protect() noexcept {
 
 void Contents::take_back(Lent&& lent) noexcept {
     if (!lent) return;
-    for_each_part(lent.mapped(),
-                  [this](Batch& batch, Span) { static_cast<void>(batch.retain(has_sleeping(batch))); });
+    for_each_part(lent.mapped(), [](Batch& batch, Span) { static_cast<void>(batch.retain()); });
     ranges_.insert(std::move(lent));
 }
 
@@ -371,6 +364,9 @@ void Contents::end(Lent&& lent, const KeptRange* successor) noexcept {
 }
 
 void Contents::forget_blocks(const KeptRange& range, const KeptRange* successor, Files files) noexcept {
+    // Places that a successor takes over are of memory that sleeps.
+    if (range.is_retained)
+        for_each_part(range, [](Batch& batch, Span part) { batch.note_not_awake(part.bytes); });
     bool is_wasted = false;
     const auto forget = [&](Batch& batch, Span part) { is_wasted |= forget_part(batch, part, files); };
     for_each_part(range, forget, successor);

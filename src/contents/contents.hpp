@@ -176,8 +176,6 @@ private:
     const driver::Api& api_;
     const HostUse options_;
     DriverPinner pinner_;
-    /// Whether it has contents whose memory sleeps.
-    [[nodiscard]] bool has_sleeping(const Batch& batch) const noexcept;
 
     std::map<Number, KeptRange> ranges_;
     Batches batches_;

@@ -41,7 +41,7 @@ Save::Save(Contents& contents, SaveOptions options, std::size_t devices)
 }
 
 Save::~Save() {
-    for (auto* const batch : taken_back_) static_cast<void>(batch->retain(false)); // it has not begun
+    for (auto* const batch : taken_back_) static_cast<void>(batch->retain()); // it has not begun
     for (auto& [device, part] : parts_) {
         for (auto& item : part.items) {
             if (part.overwritten.contains(item.number))

@@ -6,6 +6,8 @@
 
 #include "support/result_printing.hpp"
 
+#include <ctime>
+
 using namespace gpu_sleep;
 using contents::Contents;
 using contents::Number;
@@ -15,16 +17,18 @@ namespace {
 
 constexpr auto k_piece = store::HostArena::k_piece_bytes;
 
-/// Ranges that lie one after another in one batch in host memory.
+/// Ranges that lie one after another in one batch, in host memory if nothing else is said.
 class Tag {
 public:
-    explicit Tag(const std::vector<Bytes>& sizes) {
+    explicit Tag(const std::vector<Bytes>& sizes, model::Store store = model::Store::host,
+                 const contents::SaveOptions& options = {}) {
         std::map<Number, contents::KeptRange> ranges;
         contents::Batches batches;
-        auto& batch = *batches.emplace_back(contents.make_batch({0, "weights"}, model::Store::host, {}));
+        auto& batch = *batches.emplace_back(contents.make_batch({0, "weights"}, store, options));
         for (const auto bytes : sizes) {
             contents::KeptRange range;
             range.spans = {{0, bytes}};
+            range.stored = bytes;
             range.blocks.resize(contents::block_count(bytes));
             contents::for_each_block(range, [&](contents::Block& block, Span span, std::size_t) {
                 block.place = batch.add(1, {0x7000'0000 + span.offset, span.bytes});
@@ -37,6 +41,7 @@ public:
         contents.when_wasted([this] { ++told; });
     }
     void free(std::size_t index) { contents.forget(numbers_[index]); }
+    bool retain(std::size_t index, Bytes& room) { return contents.retain(numbers_[index], room); }
     /// The part that is worth giving back; it is said to have given back `bytes`.
     std::optional<Waste> shrink(Bytes bytes) {
         auto waste = contents.find_waste();
@@ -54,7 +59,58 @@ public:
     int told = 0;
 };
 
+/// In a file that stays, and counts how often it is closed.
+class KeptParcel final : public store::Parcel {
+public:
+    explicit KeptParcel(int& closed) : Parcel({}), closed_(closed) {
+        bytes = 1;
+        is_kept = true;
+    }
+    [[nodiscard]] Result<store::PutChunk> put() override { return unused(); }
+    [[nodiscard]] Result<void> flush() override { return unused(); }
+    [[nodiscard]] Result<store::GetChunk> get() override { return unused(); }
+    [[nodiscard]] Result<bool> keep() override { return false; }
+    [[nodiscard]] Result<void> close() override {
+        bytes = 0;
+        ++closed_;
+        return {};
+    }
+    [[nodiscard]] Result<void> open() override { return unused(); }
+    [[nodiscard]] bool forget(bool /*stays*/) noexcept override { return true; }
+
+private:
+    [[nodiscard]] static Error unused() { return make_error(ErrorCode::internal, "not in this test"); }
+    int& closed_;
+};
+
+class KeptStore final : public store::ParcelStore {
+public:
+    [[nodiscard]] Result<std::unique_ptr<store::Parcel>>
+    reserve(std::vector<store::SnapshotExtent>) override {
+        return std::unique_ptr<store::Parcel>(new KeptParcel(closed));
+    }
+    int closed = 0;
+};
+
 } // namespace
+
+TEST_CASE("Contents: a kept file is closed with the last of its ranges that wakes, in no time",
+          "[contents]") {
+    constexpr std::size_t k_count = 40'000;
+    const auto store = std::make_shared<KeptStore>();
+    contents::SaveOptions options;
+    options.store = store;
+    Tag tag(std::vector<Bytes>(k_count, 4096), model::Store::file, options);
+    auto room = std::numeric_limits<Bytes>::max();
+    tag.free(0); // it never wakes
+    const auto begun = std::clock();
+    for (std::size_t i = 1; i < k_count - 1; ++i) REQUIRE(tag.retain(i, room));
+    tag.free(1);
+    CHECK(store->closed == 0);
+    CHECK(tag.retain(k_count - 1, room));
+    CHECK(store->closed == 1);
+    CHECK((std::clock() - begun) / CLOCKS_PER_SEC < 3); // not as the square of their number
+}
 
 TEST_CASE("Contents: a piece is worth shrinking once a quarter of what it holds has died", "[contents]") {
     Tag tag(std::vector<Bytes>(16, 2 * k_mib));
