@@ -12,6 +12,9 @@
 #include "store/snapshot_reader.hpp"
 
 #include <nlohmann/json.hpp>
+#include <poll.h>
+
+#include <csignal>
 
 using namespace gpu_sleep;
 
@@ -289,18 +292,21 @@ int look(const SnapshotOptions& options, bool verifies) {
     if (!files) return cli::tell_failure(k_program, {.json = options.json}, files.error());
     std::vector<SnapshotFacts> found;
     int status = exit_status::done;
+    bool is_missing = false; // what is not there has no row
     for (const auto& file : *files) {
         if (verifies && is_partial(file) && is_directory(options.path)) continue;
         auto facts = look_at(file);
         if (verifies && !facts.error)
             if (const auto read = read_all(file); !read) facts.error = read.error();
+        const bool is_gone = facts.error && facts.error->driver_status == ENOENT;
+        if (is_gone && is_directory(options.path)) continue; // its process has woken since it was listed
         if (verifies) facts.is_good = !facts.error;
         const auto name = file.string();
         // One that is being written, or was given up, has no header; that is no damage.
         if (facts.error && (verifies || !facts.is_partial)) {
-            const int failed =
-                print_error((verifies ? "verify " : "read ") + name, cli::without(name, *facts.error));
-            if (status == exit_status::done) status = failed;
+            status = worse_of(status, print_error((verifies ? "verify " : "read ") + name,
+                                                  cli::without(name, *facts.error)));
+            is_missing = is_gone;
         } else if (verifies && !options.json) {
             const auto bytes = facts.header->description.content_bytes();
             status = cli::print_result(
@@ -311,7 +317,7 @@ int look(const SnapshotOptions& options, bool verifies) {
     std::string text;
     if (options.json)
         text = to_json(found, status) + '\n';
-    else if (!verifies || found.empty())
+    else if (!is_missing && (!verifies || found.empty()))
         text = render(found, !verifies && !is_directory(options.path));
     return cli::print_result(k_program, text, status);
 }
@@ -328,6 +334,11 @@ public:
         while (!content.empty()) {
             const auto written = ::write(fd_, content.data(), content.size());
             if (written < 0 && errno == EINTR) continue;
+            if (written < 0 && errno == EAGAIN) { // a pipe that somebody else does not want to wait for
+                pollfd output{fd_, POLLOUT, 0};
+                static_cast<void>(::poll(&output, 1, -1));
+                continue;
+            }
             if (written < 0) return file_error(errno, "write", name_);
             content = content.subspan(static_cast<std::size_t>(written));
         }
@@ -424,6 +435,7 @@ usage::Table table_of(SnapshotOptions& options) {
 } // namespace
 
 int main(int argc, char** argv) {
+    std::signal(SIGXFSZ, SIG_IGN); // what is too large for ulimit -f is an error like a full disk
     SnapshotOptions options;
     std::string subcommand;
     if (const auto status = cli::parse(table_of(options), argc, argv, &subcommand)) return *status;

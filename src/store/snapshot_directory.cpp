@@ -60,7 +60,14 @@ Result<CarefulPlace> place_of(const std::filesystem::path& path) {
     if (!place && errno == ELOOP)
         return refused(path, "a symbolic link in the path may be somebody else's, or forms a loop; "
                              "name its target instead");
-    if (!place && errno == ENOENT) place.error().message += "; make the directory above it first";
+    return place;
+}
+
+/// Of a directory that is made if it is missing.
+Result<CarefulPlace> place_to_make(const std::filesystem::path& path) {
+    auto place = place_of(path);
+    if (!place && place.error().driver_status == ENOENT)
+        place.error().message += "; make the directory above it first";
     return place;
 }
 
@@ -125,7 +132,7 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
     const auto path = without_slash(named);
-    const auto place = GPU_SLEEP_TRY(place_of(path));
+    const auto place = GPU_SLEEP_TRY(place_to_make(path));
     if (::mkdirat(place.directory.get(), place.name.c_str(), S_IRWXU) != 0 && errno != EEXIST)
         return file_error(errno, "mkdir", path);
     auto fd = GPU_SLEEP_TRY(open_private(place, path));
@@ -133,7 +140,7 @@ Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const s
 }
 
 Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std::filesystem::path& path) {
-    const auto place = GPU_SLEEP_TRY(place_of(path));
+    const auto place = GPU_SLEEP_TRY(place_to_make(path));
     const int parent = place.directory.get();
     struct stat status = {};
     const bool is_missing =

@@ -12,6 +12,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <array>
+#include <atomic>
+#include <thread>
+
 using namespace gpu_sleep;
 using namespace gpu_sleep::test;
 
@@ -156,10 +160,44 @@ TEST_CASE("gpu-snapshot verify: good, damaged, cut, and no snapshot at all") {
     const auto missing = run("verify " + (stage.elsewhere.path() / "missing").string());
     check_says(missing, exit_status::failed_awake, "missing: No such file or directory");
     CHECK_FALSE(has(missing, "missing: " + (stage.elsewhere.path() / "missing").string()));
+    CHECK_FALSE(has(missing, "directory above"));
+    const auto beyond = run("ls " + (stage.elsewhere.path() / "missing" / "file").string());
+    check_says(beyond, exit_status::failed_awake, "No such file or directory");
+    CHECK_FALSE(has(beyond, "directory above"));
+    CHECK_FALSE(has(beyond, "SNAPSHOT"));
     const auto empty = stage.elsewhere.path() / "empty";
     std::filesystem::create_directory(empty);
     for (const auto* const command : {"ls ", "verify "})
         check_says(run(command + empty.string()), exit_status::done, "no snapshots\n");
+}
+
+TEST_CASE("gpu-snapshot verify: of several the worst counts, whichever comes first") {
+    const Stage stage;
+    auto damaged = read_file(stage.path);
+    damaged[damaged.size() / 2] ^= std::byte{1};
+    write_file(stage.path, damaged);
+    for (const auto* const name : {"gpu-sleep-1-1-1.kept", "gpu-sleep-999999999-1-1.kept"}) // before, behind
+        std::filesystem::create_symlink("/none", stage.directory.path() / name);
+    const auto all = run("verify " + stage.directory.path().string());
+    CHECK(has(all, "symbolic link"));
+    CHECK(all.status == exit_status::damaged);
+}
+
+TEST_CASE("gpu-snapshot: what has gone since its directory was listed is skipped") {
+    const Stage stage;
+    const auto other =
+        stage.directory.path() / "gpu-sleep-1-1-1.kept"; // of a process that wakes all the time
+    std::atomic<bool> ends{false};
+    std::thread process([&] {
+        while (!ends) {
+            std::filesystem::create_hard_link(stage.path, other);
+            std::filesystem::remove(other);
+        }
+    });
+    for (int i = 0; i < 40; ++i)
+        CHECK(run((i % 2 == 0 ? "ls " : "verify ") + stage.directory.path().string()).status == 0);
+    ends = true;
+    process.join();
 }
 
 TEST_CASE("gpu-snapshot: JSON says how it went, as that of the other commands does") {
@@ -242,10 +280,44 @@ TEST_CASE("gpu-snapshot extract: a file is there whole and flushed, or not at al
     const Stage stage;
     const auto out = stage.elsewhere.path() / "out";
     SECTION("nothing is left where the command is killed in the middle") {
-        const auto killed = run_command("ulimit -c 0; ulimit -f 1; " + command_file("gpu-snapshot") + " " +
-                                        stage.extract(0, out) + "; exit");
-        CHECK(killed.status != exit_status::done);
+        int count = 0;
+        for (const auto* const seconds : {"0.001", "0.003", "0.01", "0.03", "0.1"}) {
+            run_command(fmt::format("timeout -s KILL {} {} {}; exit", seconds, command_file("gpu-snapshot"),
+                                    stage.extract(0, out)));
+            if (stage.elsewhere.file_count() == 0) {
+                ++count;
+                continue;
+            }
+            CHECK(stage.elsewhere.file_count() == 1);
+            CHECK(read_file(out) == stage.first);
+            std::filesystem::remove(out);
+        }
+        CHECK(count > 0);
+    }
+    SECTION("nor where it is larger than a file may be, which is as a full disk") {
+        check_says(run_command("ulimit -f 1; " + command_file("gpu-snapshot") + " " + stage.extract(0, out)),
+                   exit_status::no_host_memory, "File too large");
         CHECK(stage.elsewhere.file_count() == 0);
+    }
+    SECTION("a pipe whose reader is slow, and that somebody has made not to block, gets all of it") {
+        std::array<int, 2> pipe{};
+        REQUIRE(::pipe2(pipe.data(), O_NONBLOCK) == 0);
+        std::thread command([&] {
+            CHECK(run_command(command_file("gpu-snapshot") + " " + stage.extract(0, "- >&") +
+                              std::to_string(pipe[1]))
+                      .status == exit_status::done);
+            ::close(pipe[1]);
+        });
+        ByteVector read;
+        for (ByteVector part(1 << 16);;) {
+            std::this_thread::sleep_for(Milliseconds(1));
+            const auto got = ::read(pipe[0], part.data(), part.size());
+            if (got == 0) break;
+            if (got > 0) read.insert(read.end(), part.begin(), part.begin() + got);
+        }
+        command.join();
+        ::close(pipe[0]);
+        CHECK((read == stage.first)); // not to be printed
     }
     SECTION("nor what cannot be flushed to standard output") {
         Answer answer;
