@@ -133,8 +133,13 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
     const auto path = without_slash(named);
     const auto place = GPU_SLEEP_TRY(place_to_make(path));
-    if (::mkdirat(place.directory.get(), place.name.c_str(), S_IRWXU) != 0 && errno != EEXIST)
-        return file_error(errno, "mkdir", path);
+    const bool is_made = ::mkdirat(place.directory.get(), place.name.c_str(), S_IRWXU) == 0;
+    if (!is_made && errno != EEXIST) return file_error(errno, "mkdir", path);
+    if (is_made) { // or a crash could take it, with files in it that were flushed
+        const UniqueFd above(open_file(place.directory.get(), ".", k_open_directory));
+        if (above && ::fsync(above.get()) != 0 && !knows_no_such_call(errno))
+            return file_error(errno, "fsync", path);
+    }
     auto fd = GPU_SLEEP_TRY(open_private(place, path));
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(std::move(fd), path));
 }
@@ -204,8 +209,9 @@ bool SnapshotDirectory::is_leftover(const SnapshotName& name, LockedFile& locked
 }
 
 bool SnapshotDirectory::is_doubtful(const SnapshotName& name) const {
+    if (name.kind == SnapshotName::Kind::kept) return false;
     const auto owner = look_for_owner(name, fd_.get());
-    if (name.kind == SnapshotName::Kind::kept || owner == Owner::alive) return false;
+    if (owner == Owner::alive) return false;
     LockedFile locked;
     const auto got = take_lock(fd_.get(), name.text(), locked);
     return got == Lock::failed || (got == Lock::taken && owner != Owner::ended && !lock_lasts(fd_.get()));

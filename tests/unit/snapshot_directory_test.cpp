@@ -80,6 +80,20 @@ TEST_CASE("Snapshot directories: made private; links and those open to others ar
     CHECK(SnapshotDirectory::open(foreign).error().code == ErrorCode::not_permitted);
 }
 
+TEST_CASE("Snapshot directories: one that is made is flushed, so that a crash does not take it", "[store]") {
+    const Scratch parent;
+    const auto path = parent.path() / "new";
+    Result<void> opened;
+    const auto open = [&] {
+        const auto made = SnapshotDirectory::open(path);
+        opened = made ? Result<void>() : made.error();
+    };
+    if (!with_failing_calls({{SYS_fsync, EIO, {}}}, open)) return;
+    CHECK_THAT(error_of(opened).message, mentions("fsync"));
+    REQUIRE(with_failing_calls({{SYS_fsync, EIO, {}}}, open));
+    CHECK(opened); // it was there
+}
+
 TEST_CASE("Snapshot files: a name that somebody has is not followed and not replaced", "[store]") {
     const Scratch directory;
     const auto victim = directory.path() / "victim";
