@@ -44,10 +44,7 @@ Result<std::shared_ptr<const HostClaim>> SnapshotWriter::claim(Bytes bytes,
                                                                const std::atomic<bool>& has_failed) {
     if (!claims_) return std::shared_ptr<const HostClaim>();
     HostShare share;
-    if (auto counted = claims_->budget->take(share, bytes); !counted) {
-        counted.error().where = HostBudget::k_where; // to try again with smaller buffers is of no use
-        return counted.error();
-    }
+    GPU_SLEEP_TRY(claims_->budget->take(share, bytes));
     {
         const MutexLock lock(mutex_);
         share_.absorb(share, bytes);
@@ -111,8 +108,8 @@ Result<Snapshot> SnapshotWriter::finish() {
         const auto claim = GPU_SLEEP_TRY(this->claim(header_.header_bytes, false));
         const auto bytes = front_.bytes();
         encode_header(header_, bytes);
-        GPU_SLEEP_TRY(
-            move_bytes(IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0, file_.identity()));
+        GPU_SLEEP_TRY(move_bytes(
+            {IoRequest::Kind::write, file_.fd(), bytes.data(), bytes.size(), 0, {}, file_.identity()}));
     }
     GPU_SLEEP_TRY(file_.commit());
     const MutexLock lock(mutex_);

@@ -36,8 +36,6 @@ public:
     [[nodiscard]] static Result<std::unique_ptr<SnapshotWriter>>
     create(std::shared_ptr<const SnapshotDirectory> directory, SnapshotDescription description,
            const SnapshotWriteOptions& options);
-    SnapshotWriter(const SnapshotWriter&) = delete;
-    SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
     /// See PutChunk. Errors: out_of_host_memory (that of HostBudget::claim()), io_failed; those of IoRequest.
     [[nodiscard]] Result<void> put(const ChunkPlace& place, const CodedChunk& chunk, ChunkDone done,

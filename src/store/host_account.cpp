@@ -169,10 +169,12 @@ Result<void> HostAccount::take(Bytes bytes) {
         if (limit_) held = sum(held, others(file).held);
     }
     if (limit_ && sum(held, bytes) > *limit_)
-        return make_error(ErrorCode::out_of_host_memory,
-                          "not enough host memory to keep the contents: {} more are needed, and this user's "
-                          "processes already hold {} of the {} allowed to them",
-                          format_bytes(bytes), format_bytes(held), format_bytes(*limit_));
+        return Error{
+            ErrorCode::out_of_host_memory,
+            fmt::format("not enough host memory to keep the contents: {} more are needed, and this user's "
+                        "processes already hold {} of the {} allowed to them",
+                        format_bytes(bytes), format_bytes(held), format_bytes(*limit_)),
+            std::string(k_where)};
     own_.held += bytes;
     if (!file || write(file) || !limit_) return {};
     const int why = errno;

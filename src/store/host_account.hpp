@@ -45,6 +45,8 @@ public:
     /// Adds to what this process holds, before it is taken. Errors: out_of_host_memory (beyond the limit, or
     /// with a limit and a file that cannot be written).
     [[nodiscard]] Result<void> take(Bytes bytes);
+    /// Error::where of what is refused for a limit: it is of no use to try with smaller buffers.
+    static constexpr std::string_view k_where = "host headroom";
     void give(Bytes bytes) noexcept;
     /// Takes a place again where somebody has removed the file that it was in. To be called now and then:
     /// until then the others do not see what it holds.
@@ -97,7 +99,6 @@ class HostShare {
 public:
     HostShare() noexcept = default;
     HostShare(HostShare&& other) noexcept { absorb(other, other.bytes_); }
-    HostShare& operator=(const HostShare&) = delete;
     ~HostShare() { give(bytes_); }
 
     /// Takes more, always of the same account, which outlives it. Errors: those of HostAccount::take().

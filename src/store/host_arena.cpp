@@ -47,9 +47,7 @@ std::byte* reserve(Bytes bytes) {
     if (head + bytes < longer) ::munmap(begin + head + bytes, longer - head - bytes);
     ::munlock(begin + head, bytes);
     if (::mprotect(begin + head, bytes, PROT_READ | PROT_WRITE) == 0) return begin + head;
-    const int failure = errno;
-    ::munmap(begin + head, bytes);
-    errno = failure;
+    ::munmap(begin + head, bytes); // errno stays
     return nullptr;
 }
 

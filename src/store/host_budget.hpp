@@ -57,6 +57,7 @@ private:
 class HostBudget : private HostAccount {
 public:
     using HostAccount::await;
+    using HostAccount::k_where;
     using HostAccount::limit;
     using HostAccount::note_spare;
     using HostAccount::stay_counted;
@@ -75,8 +76,6 @@ public:
 
     HostBudget() : HostBudget(Options()) {}
     explicit HostBudget(Options options) : HostAccount(options.directory), options_(std::move(options)) {}
-    HostBudget(const HostBudget&) = delete;
-    HostBudget& operator=(const HostBudget&) = delete;
     /// In a child of fork(), before all else.
     void begin_anew_in_child() noexcept;
 
@@ -104,8 +103,6 @@ public:
     [[nodiscard]] Result<HostClaim> claim(Bytes bytes, const ClaimOptions& options,
                                           const std::function<std::string()>& needed,
                                           const std::function<Result<void>()>& look, Bytes ahead = 0);
-    /// Error::where of claims that failed.
-    static constexpr std::string_view k_where = "host headroom";
 
     /// With so much headroom besides the claim, processes take no turns: it is more than the claims of
     /// several processes of a host that go to sleep at one moment, 32 MiB on each of eight threads.

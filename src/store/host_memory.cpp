@@ -24,18 +24,16 @@ std::optional<Bytes> leading_number(std::string_view text) {
     return failure == std::errc{} ? std::optional(value) : std::nullopt;
 }
 
-std::string read_if_possible(const fs::path& file) {
-    return read_small_file(file).value_or("");
-}
-
+/// None of what could not be read.
 template <class Use>
-void for_each_line(std::string_view text, Use&& use) {
-    while (const auto line = take_line(text)) use(*line);
+void for_each_line(const std::optional<std::string>& text, Use&& use) {
+    std::string_view rest = text ? *text : std::string_view();
+    while (const auto line = take_line(rest)) use(*line);
 }
 
 /// The sum of those of `keys` that a text of lines "key value" has; nothing if it has none of them.
 template <class Keys = std::initializer_list<std::string_view>>
-std::optional<Bytes> sum_fields(std::string_view text, const Keys& keys) {
+std::optional<Bytes> sum_fields(const std::optional<std::string>& text, const Keys& keys) {
     std::optional<Bytes> sum;
     for_each_line(text, [&](std::string_view line) {
         const auto end = std::min(line.find_first_of(" \t"), line.size());
@@ -70,8 +68,7 @@ void limit_by(Headroom& headroom, Bytes bytes, std::string what, fs::path shared
 std::string read_limits(Headroom& headroom, const fs::path& file, bool may_be_missing = true) {
     auto text = read_small_file(file);
     if (text || (errno == ENOENT && may_be_missing)) return std::move(text).value_or("");
-    const auto why = std::generic_category().message(errno);
-    limit_by(headroom, 0, "limits that cannot be read: " + why, {});
+    limit_by(headroom, 0, "limits that cannot be read: " + std::generic_category().message(errno), {});
     headroom.is_unknown = true;
     return "";
 }
@@ -81,12 +78,10 @@ void limit_by_group(Headroom& headroom, const fs::path& group, const GroupFiles&
     if (!usage) return;
     const auto stat = read_limits(headroom, group / "memory.stat");
     const auto used = *usage - std::min(*usage, sum_fields(stat, files.reclaimable).value_or(0));
-    for (const std::string_view file : files.limits) {
-        if (file.empty()) continue;
-        if (const auto limit = leading_number(read_limits(headroom, group / file)))
+    for (const std::string_view file : files.limits)
+        if (const auto limit = leading_number(file.empty() ? "" : read_limits(headroom, group / file)))
             limit_by(headroom, *limit - std::min(*limit, used),
                      "the memory limit of control group " + group.string(), group / files.limits.front());
-    }
 }
 
 /// The group and its ancestors up to and including `root`: each of their limits counts. In a container the
@@ -132,13 +127,13 @@ unsigned memory_pressure(const HostMemorySources& sources) {
     static constexpr std::string_view k_some = "some avg10=";
     constexpr std::string_view k_own = "0::/";
     const auto read = [](const fs::path& file) {
-        const auto text = read_if_possible(file);
+        const auto text = read_small_file(file).value_or("");
         const bool is_told = std::string_view(text).starts_with(k_some);
         const auto percent = is_told ? leading_number(std::string_view(text).substr(k_some.size())) : 0;
         return static_cast<unsigned>(std::min<Bytes>(percent.value_or(0), 100));
     };
     auto most = read(sources.proc / "pressure" / "memory");
-    for_each_line(read_if_possible(sources.proc / sources.process / "cgroup"), [&](std::string_view line) {
+    for_each_line(read_small_file(sources.proc / sources.process / "cgroup"), [&](std::string_view line) {
         if (line.starts_with(k_own))
             most = std::max(most, read(sources.cgroup / line.substr(k_own.size()) / "memory.pressure"));
     });
@@ -148,11 +143,11 @@ unsigned memory_pressure(const HostMemorySources& sources) {
 Bytes address_space_left(const HostMemorySources& sources) {
     constexpr std::string_view k_limit = "Max address space";
     auto left = std::numeric_limits<Bytes>::max();
-    for_each_line(read_if_possible(sources.proc / sources.process / "limits"), [&](std::string_view line) {
+    for_each_line(read_small_file(sources.proc / sources.process / "limits"), [&](std::string_view line) {
         if (!line.starts_with(k_limit)) return;
         const auto limit = leading_number(line.substr(k_limit.size()));
         const auto taken =
-            sum_fields(read_if_possible(sources.proc / sources.process / "status"), {"VmSize:"});
+            sum_fields(read_small_file(sources.proc / sources.process / "status"), {"VmSize:"});
         if (limit && taken) left = *limit - std::min(*limit, *taken * k_kib);
     });
     return left;

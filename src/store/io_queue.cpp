@@ -49,10 +49,7 @@ void go_through_page_cache(int fd) noexcept {
 
 /// What `request` comes to at once, on this thread.
 Result<void> move_now(const IoRequest& request) noexcept {
-    return guarded([&] {
-        const auto& [kind, fd, data, bytes, offset, done, file] = request;
-        return move_bytes(kind, fd, data, bytes, offset, file);
-    });
+    return guarded([&] { return move_bytes(request); });
 }
 
 class ThreadQueue final : public IoQueue {
@@ -94,8 +91,6 @@ public:
         queue->reaper_ = std::move(thread);
         return std::unique_ptr<IoQueue>(std::move(queue));
     }
-    UringQueue(const UringQueue&) = delete;
-    UringQueue& operator=(const UringQueue&) = delete;
     ~UringQueue() override {
         if (reaper_.joinable()) {
             ends_ = true;
@@ -207,8 +202,8 @@ private:
 
 } // namespace
 
-Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes, Bytes offset,
-                        const FileIdentity& file) {
+Result<void> move_bytes(IoRequest request) {
+    auto& [kind, fd, data, bytes, offset, done, file] = request;
     bool was_refused = false;
     while (bytes > 0) {
         if (!is_held(fd, file))

@@ -65,7 +65,7 @@ struct IoRequest {
     /// Called once, on a thread of the queue or on the one that submits, when all bytes are moved or it has
     /// failed. Must not throw, though memory run out. Errors: out_of_disk, damaged (the file ends too early),
     /// io_failed, out_of_host_memory.
-    std::function<void(Result<void>)> done;
+    std::function<void(Result<void>)> done{};
     /// The file that `fd` means: nothing is moved once the program has closed that, and may use the number
     /// for a file of its own. Empty: any.
     FileIdentity file{};
@@ -101,8 +101,7 @@ enum class IoUse {
 [[nodiscard]] Result<std::unique_ptr<IoQueue>> open_io_queue(IoKind kind = IoKind::automatic,
                                                              IoUse use = IoUse::direct);
 
-/// Moves the bytes at once, on the calling thread. Errors: as for IoRequest::done.
-[[nodiscard]] Result<void> move_bytes(IoRequest::Kind kind, int fd, std::byte* data, std::size_t bytes,
-                                      Bytes offset, const FileIdentity& file = {});
+/// Moves the bytes at once, on the calling thread, and calls nobody. Errors: as for IoRequest::done.
+[[nodiscard]] Result<void> move_bytes(IoRequest request);
 
 } // namespace gpu_sleep::store

@@ -53,21 +53,14 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
     return path.has_filename() || !path.has_parent_path() ? path : path.parent_path();
 }
 
-/// Of a directory or a file that is named. Errors: not_permitted (by way of a link of somebody else's),
-/// io_failed.
-Result<CarefulPlace> place_of(const std::filesystem::path& path) {
+/// Of a file that is named, or of a directory, which `is_made` if it is missing. Errors: not_permitted (by
+/// way of a link of somebody else's), io_failed.
+Result<CarefulPlace> place_of(const std::filesystem::path& path, bool is_made = false) {
     auto place = find_place(path, LastLink::kept);
     if (!place && errno == ELOOP)
         return refused(path, "a symbolic link in the path may be somebody else's, or forms a loop; "
                              "name its target instead");
-    return place;
-}
-
-/// Of a directory that is made if it is missing.
-Result<CarefulPlace> place_to_make(const std::filesystem::path& path) {
-    auto place = place_of(path);
-    if (!place && place.error().driver_status == ENOENT)
-        place.error().message += "; make the directory above it first";
+    if (!place && is_made && errno == ENOENT) place.error().message += "; make the directory above it first";
     return place;
 }
 
@@ -132,20 +125,18 @@ std::optional<SnapshotName> SnapshotName::parse(std::string_view text) {
 
 Result<std::shared_ptr<const SnapshotDirectory>> SnapshotDirectory::open(const std::filesystem::path& named) {
     const auto path = without_slash(named);
-    const auto place = GPU_SLEEP_TRY(place_to_make(path));
+    const auto place = GPU_SLEEP_TRY(place_of(path, true));
     const bool is_made = ::mkdirat(place.directory.get(), place.name.c_str(), S_IRWXU) == 0;
     if (!is_made && errno != EEXIST) return file_error(errno, "mkdir", path);
-    if (is_made) { // or a crash could take it, with files in it that were flushed
-        const UniqueFd above(open_file(place.directory.get(), ".", k_open_directory));
-        if (above && ::fsync(above.get()) != 0 && !knows_no_such_call(errno))
-            return file_error(errno, "fsync", path);
-    }
+    // Or a crash could take it, with files in it that were flushed.
+    UniqueFd above(is_made ? open_file(place.directory.get(), ".", k_open_directory) : UniqueFd());
+    if (above) GPU_SLEEP_TRY(flush_and_close(std::move(above), path));
     auto fd = GPU_SLEEP_TRY(open_private(place, path));
     return std::shared_ptr<const SnapshotDirectory>(new SnapshotDirectory(std::move(fd), path));
 }
 
 Result<SnapshotDirectory::FreeSpace> SnapshotDirectory::free_space_in(const std::filesystem::path& path) {
-    const auto place = GPU_SLEEP_TRY(place_to_make(path));
+    const auto place = GPU_SLEEP_TRY(place_of(path, true));
     const int parent = place.directory.get();
     struct stat status = {};
     const bool is_missing =

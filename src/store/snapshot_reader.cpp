@@ -17,7 +17,7 @@ Result<Pages> read_front(int fd, Bytes bytes) {
     auto front = Pages::map(static_cast<std::size_t>(bytes));
     if (!front)
         return make_error(ErrorCode::out_of_host_memory, "no host memory for the header of a snapshot");
-    GPU_SLEEP_TRY(move_bytes(IoRequest::Kind::read, fd, front.bytes().data(), front.bytes().size(), 0));
+    GPU_SLEEP_TRY(move_bytes({IoRequest::Kind::read, fd, front.bytes().data(), front.bytes().size()}));
     return front;
 }
 

@@ -23,10 +23,10 @@ TEST_CASE("Reads and writes: those that are refused past the page cache go throu
     auto bytes = test::random_bytes(100'001);
     SECTION("at once") {
         const auto fd = direct_file(directory);
-        REQUIRE(move_bytes(IoRequest::Kind::write, fd.get(), bytes.data() + 1, 100'000, 3));
+        REQUIRE(move_bytes({IoRequest::Kind::write, fd.get(), bytes.data() + 1, 100'000, 3}));
         test::ByteVector read(100'000);
         use_direct_io(fd.get());
-        REQUIRE(move_bytes(IoRequest::Kind::read, fd.get(), read.data(), read.size(), 3));
+        REQUIRE(move_bytes({IoRequest::Kind::read, fd.get(), read.data(), read.size(), 3}));
         CHECK(std::equal(read.begin(), read.end(), bytes.begin() + 1));
     }
     SECTION("by a queue") {
