@@ -171,7 +171,11 @@ void StopWatch::wake() {
     if (!failure) return slept_.clear();
     if (g_stops) return; // and tries again when it goes on
     log::warning("the process goes on, but could not be woken yet: {}", failure->error.message);
-    // Whatever stands against it may be over when the program uses its memory.
+    // Whatever stands against it may be over when the program uses its memory. A tag that has woken is not
+    // named, or it would go back to sleep.
+    for (const auto& tag : agent_.status().tags)
+        if (tag.resident > 0) std::erase(slept_, tag.tag);
+    if (slept_.empty()) return;
     model::SleepRequest rule;
     rule.tags = std::exchange(slept_, {});
     rule.on_touch = model::OnTouch::wake;

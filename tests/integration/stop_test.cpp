@@ -4,6 +4,7 @@
 
 #include "base/process.hpp"
 #include "control_group.hpp"
+#include "place.hpp"
 #include "support/files_of.hpp"
 #include "support/host.hpp"
 
@@ -195,6 +196,22 @@ TEST_CASE("Stop: what slept before, sleeps afterwards", "[stop]") {
     CHECK(host.command("gpu-ps", {"--json"}).tag("cache", "state") == "asleep");
     REQUIRE(host.command("gpu-wake").status == 0);
     check_awake(host);
+}
+
+TEST_CASE("Stop: where one tag cannot wake, the others stay awake", "[stop]") {
+    const Place place;
+    Job host;
+    host.tell("alloc cache 33554432 0");
+    host.sleep(with(place.store(), {"--tags", "cache"}));
+    host.tell("alloc cache 33554432 0"); // so that the stop puts some of the tag to sleep
+    stop(host);
+    REQUIRE(place.files().size() == 1);
+    std::filesystem::resize_file(place.files().front(), 4096);
+    host.process().signal(SIGCONT);
+    CHECK(becomes_true([&] { return host.report("gate/on_touch") == "wake"; }));
+    const auto json = host.command("gpu-ps", {"--json"});
+    CHECK(json.tag("weights", "state") == "awake");
+    CHECK(json.tag("cache", "state") == "damaged");
 }
 
 TEST_CASE("Stop: a sleep that does not fit the grace time is given up, and is not tried again", "[stop]") {
