@@ -10,6 +10,7 @@
 #include "intercepted/pending_work.hpp"
 #include "operations/joint.hpp"
 #include "registry/registry.hpp"
+#include "sleep/per_device.hpp"
 #include "unseen/unseen.hpp"
 
 namespace gpu_sleep::agent::operations {
@@ -336,10 +337,14 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
         if (lost_) return *lost_;
     }
     if (!gpus) return make_error(ErrorCode::driver_failed, "{}", gpus.error().message);
-    const auto plan = memory_.with_lock([&](const LockedMemory& locked) {
-        return guarded([&] { return locked.engine().plan_wake(request); });
+    model::Report planned;
+    const auto done = memory_.with_lock([&](const LockedMemory& locked) {
+        return guarded([&]() -> Result<void> {
+            sleep::describe_plan(GPU_SLEEP_TRY(locked.engine().plan_wake(request)), planned);
+            return {};
+        });
     });
-    if (!plan) return plan.error();
+    if (!done) return done.error();
     std::vector<model::DeviceReport> needs;
     for (const auto& [device, known] : devices()) {
         const auto uuid = place_of(known.uuid, request.gpus);
@@ -347,11 +352,10 @@ Result<std::vector<model::DeviceReport>> DeepSleep::needs(const model::WakeReque
         if (!gpu)
             return make_error(ErrorCode::driver_failed, "the GPU for its device {} is not there: {}", device,
                               uuid);
-        model::DeviceReport need;
-        need.device = device;
+        auto& need = sleep::device_in(planned, device);
         need.name = known.name;
         need.uuid = uuid;
-        need.released = checkpoint::need_of(known.rest, plan->needs(device));
+        need.released = checkpoint::need_of(known.rest, need.released);
         need.total = gpu->total;
         need.free_before = gpu->free;
         need.free_after = gpu->free - std::min(gpu->free, need.released);

@@ -171,4 +171,7 @@ using IsElsewhere = std::function<bool(contents::Number, model::Store)>;
 [[nodiscard]] Result<WakePlan> plan_wake(ledger::Ledger& ledger, const model::WakeRequest& request,
                                          const IsElsewhere& is_elsewhere);
 
+/// Adds to the devices of `report` what `plan` takes on each, brings back and sets to zero.
+void describe_plan(const WakePlan& plan, model::Report& report);
+
 } // namespace gpu_sleep::sleep

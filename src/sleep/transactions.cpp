@@ -35,17 +35,6 @@ void describe_plan(const SleepPlan& plan, model::Report& report) {
     }
 }
 
-void describe_plan(const WakePlan& plan, model::Report& report) {
-    for (const auto& [ordinal, backings] : plan.devices) {
-        auto& device = device_in(report, ordinal);
-        device.released = plan.needs(ordinal);
-        for (const auto* backing : backings) {
-            device.kept += backing->bytes - backing->lost();
-            device.dropped += backing->lost();
-        }
-    }
-}
-
 /// Contents that were given up without touching the device belong in the report too.
 void add_given_up(const SleepPlan& plan, model::Report& report) {
     for (const auto* backing : plan.give_up) device_in(report, backing->device).dropped += backing->bytes;
@@ -75,6 +64,17 @@ Bytes room_beside_others(const contents::SaveOptions& save, const contents::Host
 }
 
 } // namespace
+
+void describe_plan(const WakePlan& plan, model::Report& report) {
+    for (const auto& [ordinal, backings] : plan.devices) {
+        auto& device = device_in(report, ordinal);
+        device.released = plan.needs(ordinal);
+        for (const auto* backing : backings) {
+            device.kept += backing->bytes - backing->lost();
+            device.dropped += backing->lost();
+        }
+    }
+}
 
 Result<void> Transactions::sleep(const model::SleepRequest& request, const Control& control,
                                  model::Report& report, Scope scope, Spill spill) {
