@@ -125,6 +125,7 @@ OrderedJson to_value(std::string_view program, const control::Outcome& outcome) 
     }
     value["exit_status"] = exit_status_of(outcome);
     value["engine"] = outcome.by_driver ? "driver" : "agent";
+    value["deep_asked"] = outcome.deep_asked;
     value["stopped_report_seconds"] = to_value(outcome.stopped_report_seconds);
     value["gpu_bytes"] = outcome.gpu_bytes ? OrderedJson(*outcome.gpu_bytes) : OrderedJson(nullptr);
     if (const auto* report = std::get_if<model::Report>(&outcome.answer)) {

@@ -48,20 +48,23 @@ bool only_relocates(const Report& report) {
            });
 }
 
-std::string headline(const control::Process& process, const Report& report, bool is_live) {
+std::string headline(const control::Process& process, const Report& report,
+                     const model::SleepRequest* request, bool is_live) {
     const auto subject = fmt::format("{} {}", process.pid, label(process, report));
     const bool sleeps = report.operation == Operation::sleep;
     const auto level = sleeps && report.level != model::Level::pause // beside which other levels may sleep
                            ? fmt::format(" at level {}", static_cast<int>(report.level))
                            : std::string();
-    if (report.dry_run && only_relocates(report))
+    const bool goes_deep = request && request->deep && report.dry_run && !report.deep;
+    if (report.dry_run && !goes_deep && only_relocates(report))
         return fmt::format("{} stays {}; nothing was changed:\n", subject, state_words(report));
-    if (report.dry_run && !report.devices.empty())
+    if (report.dry_run && (!report.devices.empty() || goes_deep))
         return fmt::format("{} would {}{}{}; nothing was changed:\n", subject,
                            report.refusal.empty() ? "" : "not ",
-                           is_live  ? "move to host memory"
-                           : sleeps ? "sleep"
-                                    : "wake",
+                           is_live     ? "move to host memory"
+                           : goes_deep ? "sleep deeply"
+                           : sleeps    ? "sleep"
+                                       : "wake",
                            is_live ? "" : level);
     if (rehearses_pause(report) && sleeps)
         return fmt::format("{} would be paused, which frees nothing; nothing was changed:\n", subject);
@@ -144,7 +147,7 @@ std::string_view for_next_time(ErrorCode code, const control::Outcome* outcome) 
 
 std::string render_operation(const control::Process& process, const Report& report,
                              const model::SleepRequest* request, bool is_live) {
-    auto text = headline(process, report, is_live);
+    auto text = headline(process, report, request, is_live);
     if (!report.devices.empty() && !only_relocates(report)) text += device_table(report).text(2);
     if (const auto bytes = relocated(report); bytes != 0)
         text += fmt::format("  {} {} of kept contents to another store\n",
@@ -270,10 +273,11 @@ std::string render_together(const std::vector<control::Outcome>& outcomes, const
     const auto all = subject(sum.count, "is", "are");
     const bool paused = sum.paused == sum.count;
     const auto* const state = !sleep ? "awake" : paused ? "paused" : pauses ? "paused or asleep" : "asleep";
-    const auto* const deed = !sleep   ? "wake"
-                             : paused ? "be paused"
-                             : pauses ? "be paused or asleep"
-                                      : "sleep";
+    const auto* const deed = !sleep        ? "wake"
+                             : paused      ? "be paused"
+                             : pauses      ? "be paused or asleep"
+                             : sleep->deep ? "sleep deeply"
+                                           : "sleep";
     if (sum.would_fail)
         return fmt::format("none of {} {}; nothing was changed\n", subject(sum.count, "would", "would"),
                            deed);

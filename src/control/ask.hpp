@@ -23,6 +23,7 @@ struct Outcome {
     Bytes unreleased = 0;                             ///< see unreleased_by()
     bool has_made_room = false;                       ///< others were asked to sleep for it, as requested
     bool nobody_can_sleep = false;                    ///< that has GPU memory which it lacks
+    bool deep_asked = false;                          ///< a deep sleep was
     /// Set of a stopped process that cannot answer: so long ago it said itself what `answer` has.
     std::optional<double> stopped_report_seconds{};
 };

@@ -142,6 +142,7 @@ std::vector<Outcome> carry_out(Finder& finder, std::vector<Task> tasks, const Ma
 
 Outcome outcome_of(Finder& finder, const protocol::Request& request, Process process, client::Answer answer) {
     const auto* const wake = std::get_if<model::WakeRequest>(&request);
+    const auto* const sleep = model::sleep_in(request);
     if (auto* const error = std::get_if<Error>(&answer))
         *error = with_last_state(finder, process, std::move(*error));
     const auto* const report = std::get_if<model::Report>(&answer);
@@ -151,7 +152,8 @@ Outcome outcome_of(Finder& finder, const protocol::Request& request, Process pro
             .asked = wake ? model::Operation::wake : model::Operation::sleep,
             .has_waited = wake && wake->wait.count() > 0,
             .unreleased = unreleased,
-            .has_made_room = wake && wake->make_room};
+            .has_made_room = wake && wake->make_room,
+            .deep_asked = sleep && sleep->deep};
 }
 
 void ask_again(Finder& finder, std::vector<Outcome>& outcomes) {

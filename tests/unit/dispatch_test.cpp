@@ -85,6 +85,7 @@ TEST_CASE("Dispatch: progress and outcomes are heard as they come", "[dispatch]"
     });
     model::SleepRequest request;
     request.tags = {"weights"};
+    request.deep = GENERATE(false, true);
     auto dispatch = test::need(process.select(this_process(), request));
     CHECK(dispatch.losses().empty());
     Heard heard;
@@ -93,6 +94,7 @@ TEST_CASE("Dispatch: progress and outcomes are heard as they come", "[dispatch]"
     REQUIRE(outcomes);
     REQUIRE(outcomes->size() == 1);
     CHECK(std::get<model::Report>(outcomes->front().answer).state == model::State::asleep);
+    CHECK(outcomes->front().deep_asked == request.deep);
     REQUIRE(process.requests().size() == 1);
     CHECK(std::get<model::SleepRequest>(process.requests().front()).tags == request.tags);
     CHECK(heard.done == 5);

@@ -16,7 +16,9 @@ using nlohmann::json;
 using test::sample_process;
 
 TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
-    const auto value = json::parse(to_json("gpu-sleep", {{sample_process(), test::sample_sleep_in_files()}}));
+    Outcome outcome{sample_process(), test::sample_sleep_in_files()};
+    outcome.deep_asked = true;
+    const auto value = json::parse(to_json("gpu-sleep", {outcome}));
     CHECK(value["schema"] == 1);
     CHECK(value["program"] == "gpu-sleep");
     CHECK(value["exit_status"] == 0);
@@ -27,6 +29,7 @@ TEST_CASE("JSON: a report has every figure, in bytes and seconds", "[json]") {
     CHECK(process["user"] == "root");
     CHECK(process["state"] == "asleep");
     CHECK(process["name"] == "llama");
+    CHECK(process["deep_asked"] == true);
     const auto& report = process["report"];
     CHECK(report["operation"] == "sleep");
     CHECK(report["level"] == 1);

@@ -241,9 +241,23 @@ TEST_CASE("Render: a dry run says what would be", "[render]") {
           Sentences{
               "DEVICE GPU 0 NVIDIA H200; WOULD FREE 15.0 GiB; KEEP 15.0 GiB; DROP 0 B; USED BY ALL 40.0 GiB",
               "DEVICE GPU 1 NVIDIA H200; WOULD FREE 24.0 GiB; KEEP 0 B; DROP 24.0 GiB; USED BY ALL -"});
+    model::SleepRequest request;
+    request.deep = true;
+    CHECK(Printed(render_operation(sample_process(), report, &request)).sentences.front() ==
+          "4242 llama would sleep deeply at level 1; nothing was changed:");
+    CHECK(render_together({{sample_process(), report}, {sample_process(), report}}, &request)
+              .starts_with("2 processes would sleep deeply; "));
     refuse(report, "sleeps are inhibited");
     CHECK(Printed(render_operation(sample_process(), report)).sentences.front() ==
           "4242 llama would not sleep at level 1; nothing was changed:");
+    report = {};
+    report.operation = model::Operation::sleep;
+    report.dry_run = true;
+    report.state = model::State::asleep; // what is left of it goes as well
+    CHECK(render_operation(sample_process(), report, &request) ==
+          "4242 python3 serve.py would sleep deeply at level 1; nothing was changed\n");
+    report.deep = true;
+    CHECK_THAT(render_operation(sample_process(), report, &request), mentions("already deeply asleep"));
 }
 
 TEST_CASE("Render: what was so already is said to be so", "[render]") {
