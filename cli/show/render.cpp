@@ -143,6 +143,59 @@ std::string_view for_next_time(ErrorCode code, const control::Outcome* outcome) 
     return "start it with gpu-run --share, and it makes room itself";
 }
 
+/// With "PID" in place of the process's.
+std::string advice_for(std::string_view program, const Error& error, const control::Outcome* outcome) {
+    const auto code = error.code;
+    if (code == ErrorCode::out_of_disk && error.driver_status == EFBIG)
+        return "raise the program's limit of file sizes: prlimit --fsize=unlimited --pid PID";
+    if (outcome && code == ErrorCode::stopped)
+        return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
+    const bool is_door = program == "gpu-sleep-http";
+    const bool is_wake = outcome && outcome->asked == model::Operation::wake;
+    const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
+    const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
+    if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
+        return "free GPU memory, or start gpu-sleep-http with a longer --wait";
+    if (lacks_room && outcome->has_made_room && client::error_of(outcome->answer)->retry_seconds)
+        return fmt::format("free GPU memory, give gpu-wake a longer --wait, or use gpu-switch {}",
+                           outcome->process.pid);
+    if (lacks_room && outcome->has_made_room)
+        return fmt::format("free GPU memory, or give {} a longer --wait", program);
+    if (is_by_driver || (lacks_room && outcome->nobody_can_sleep && !is_door))
+        return outcome->has_waited ? "free GPU memory, or give gpu-wake a longer --wait"
+                                   : "free GPU memory, or retry for longer with --wait 60s";
+    if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or start gpu-sleep-http with --make-room or a longer --wait";
+    if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, or give gpu-wake --make-room or a longer --wait";
+    if ((program == "gpu-sleep" || program == "gpu-reclaim" || is_door) &&
+        code == ErrorCode::out_of_device_memory)
+        return "free GPU memory, and try again"; // which the copying takes a little of
+    if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
+        return "end a process that holds GPU memory, or ask for less with --need";
+    const bool has_timeout = program != "gpu-run" && program != "gpu-inhibit" && !is_door;
+    if (!has_timeout && code == ErrorCode::timed_out) return "try again";
+    const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
+    if ((program == "gpu-run" || program == "gpu-snapshot" || is_door) && lacks_host_memory)
+        return "free host memory"; // they have no --level
+    // Do not advise to drop what is asleep because there is too little memory to wake it.
+    if ((program == "gpu-wake" || program == "gpu-switch") && lacks_host_memory)
+        return "free host memory, or raise the process's limit, and wake it again";
+    const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
+    if (takes_all && code == ErrorCode::ambiguous_name) return "name one by its pid, or all of them by --all";
+    // It reads files of whatever origin, and changes no process.
+    if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
+    return std::string(traits(code).advice);
+}
+
+/// Puts `pid` in place of each "PID".
+std::string with_pid(std::string text, pid_t pid) {
+    constexpr std::string_view k_word = "PID";
+    for (auto at = text.find(k_word); at != text.npos; at = text.find(k_word, at))
+        text.replace(at, k_word.size(), std::to_string(pid));
+    return text;
+}
+
 } // namespace
 
 std::string render_operation(const control::Process& process, const Report& report,
@@ -301,47 +354,8 @@ std::string render_together(const std::vector<control::Outcome>& outcomes, const
 }
 
 std::string advice_from(std::string_view program, const Error& error, const control::Outcome* outcome) {
-    const auto code = error.code;
-    if (code == ErrorCode::out_of_disk && error.driver_status == EFBIG)
-        return "raise the program's limit of file sizes: prlimit --fsize=unlimited --pid PID";
-    if (outcome && code == ErrorCode::stopped)
-        return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
-    const bool is_door = program == "gpu-sleep-http";
-    const bool is_wake = outcome && outcome->asked == model::Operation::wake;
-    const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
-    const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
-    if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))
-        return "free GPU memory, or start gpu-sleep-http with a longer --wait";
-    if (lacks_room && outcome->has_made_room && client::error_of(outcome->answer)->retry_seconds)
-        return fmt::format("free GPU memory, give gpu-wake a longer --wait, or use gpu-switch {}",
-                           outcome->process.pid);
-    if (lacks_room && outcome->has_made_room)
-        return fmt::format("free GPU memory, or give {} a longer --wait", program);
-    if (is_by_driver || (lacks_room && outcome->nobody_can_sleep && !is_door))
-        return outcome->has_waited ? "free GPU memory, or give gpu-wake a longer --wait"
-                                   : "free GPU memory, or retry for longer with --wait 60s";
-    if (is_door && is_wake && code == ErrorCode::out_of_device_memory)
-        return "free GPU memory, or start gpu-sleep-http with --make-room or a longer --wait";
-    if (outcome && outcome->has_waited && code == ErrorCode::out_of_device_memory)
-        return "free GPU memory, or give gpu-wake --make-room or a longer --wait";
-    if ((program == "gpu-sleep" || program == "gpu-reclaim" || is_door) &&
-        code == ErrorCode::out_of_device_memory)
-        return "free GPU memory, and try again"; // which the copying takes a little of
-    if (program == "gpu-run" && code == ErrorCode::out_of_device_memory)
-        return "end a process that holds GPU memory, or ask for less with --need";
-    const bool has_timeout = program != "gpu-run" && program != "gpu-inhibit" && !is_door;
-    if (!has_timeout && code == ErrorCode::timed_out) return "try again";
-    const bool lacks_host_memory = code == ErrorCode::out_of_host_memory;
-    if ((program == "gpu-run" || program == "gpu-snapshot" || is_door) && lacks_host_memory)
-        return "free host memory"; // they have no --level
-    // Do not advise to drop what is asleep because there is too little memory to wake it.
-    if ((program == "gpu-wake" || program == "gpu-switch") && lacks_host_memory)
-        return "free host memory, or raise the process's limit, and wake it again";
-    const bool takes_all = program == "gpu-sleep" || program == "gpu-wake" || program == "gpu-inhibit";
-    if (takes_all && code == ErrorCode::ambiguous_name) return "name one by its pid, or all of them by --all";
-    // It reads files of whatever origin, and changes no process.
-    if (program == "gpu-snapshot" && code != ErrorCode::out_of_disk && code != ErrorCode::internal) return {};
-    return std::string(traits(code).advice);
+    auto advice = advice_for(program, error, outcome);
+    return outcome ? with_pid(std::move(advice), outcome->process.pid) : advice;
 }
 
 } // namespace gpu_sleep::cli

@@ -90,7 +90,8 @@ enum class Detail : std::uint8_t {
 [[nodiscard]] Error without(const std::string& subject, Error error);
 
 /// One line for the person who ran `program`; may be empty. That of the table of errors, unless it does
-/// not apply to this command, or to what a process was asked for, `outcome`, null where none was.
+/// not apply to this command, or to what a process was asked for, `outcome`, null where none was. It then
+/// names that process.
 [[nodiscard]] std::string advice_from(std::string_view program, const Error& error,
                                       const control::Outcome* outcome = nullptr);
 

@@ -86,7 +86,7 @@ TEST_CASE("Store: a tag whose file is spoiled can be dropped, and the rest wakes
     fs::resize_file(place.files().front(), 4096);
     check_ended(host.command("gpu-wake"), 6,
                 mentions(place.files().front().string()) &&
-                    mentions("gpu-sleep PID --tags TAG --discard TAG"));
+                    mentions(fmt::format("gpu-sleep {} --tags TAG --discard TAG", host.pid())));
     CHECK(host.state() == "damaged");
     REQUIRE(host.command("gpu-wake", {"--tags", "kv_cache"}).status == 0);
     CHECK(host.tell("check 1") == "intact");

@@ -389,6 +389,8 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     CHECK_THAT(advice("gpu-inhibit", ErrorCode::timed_out), !mentions("--timeout"));
     CHECK_THAT(advice("gpu-sleep-http", ErrorCode::timed_out), !mentions("--timeout"));
     CHECK_THAT(advice("gpu-wake", ErrorCode::damaged), mentions("gpu-sleep PID --tags TAG"));
+    CHECK_THAT(advice_from("gpu-wake", make_error(ErrorCode::damaged, ""), &waited),
+               mentions("gpu-sleep 4242 --tags TAG --discard TAG && gpu-wake 4242"));
     for (const auto* const program : {"gpu-sleep", "gpu-wake", "gpu-reclaim", "gpu-run", "gpu-inhibit"})
         for (const auto& row : all_errors()) // a directory is the user's to choose
             CHECK(advice(program, row.code).find('/') == std::string::npos);
