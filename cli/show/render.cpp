@@ -81,7 +81,9 @@ std::string headline(const control::Process& process, const Report& report,
         return fmt::format("{} is {}, so nothing moved; wake it first:\n", subject, state_words(report));
     if (!report.changed)
         return fmt::format("{} is already {}, {}\n", subject, state_words(report),
-                           report.notes.empty() ? "as asked; nothing to do" : "and nothing was changed:");
+                           report.notes.empty() && report.state != State::damaged
+                               ? "as asked; nothing to do"
+                               : "and nothing was changed:");
     return fmt::format("{} is {}{} after {}:\n", subject, state_words(report),
                        model::is_resident(report.state) ? "" : level, format_seconds(report.times.total));
 }
@@ -221,6 +223,7 @@ std::string render_operation(const control::Process& process, const Report& repo
     if (report.operation == Operation::sleep)
         for (const auto& residual : report.residual) text += fmt::format("  {}\n", residual_line(residual));
     if (report.deep) text += fmt::format("  {}\n", deep_line(report));
+    if (report.state == State::damaged) text += fmt::format("  {}\n", damaged_line(process));
     if (report.gate != GateState::open) text += fmt::format("  {}\n", gate_line(report, request));
     if (report.retained_bytes != 0) text += fmt::format("  {}\n", retained_line(report));
     for (const auto& note : report.notes) text += fmt::format("  {}\n", printable(note));
@@ -351,6 +354,10 @@ std::string render_together(const std::vector<control::Outcome>& outcomes, const
                                     : "put to sleep");
     return fmt::format("{} of {} {}; the same command completes it\n", sleep ? sum.asleep : sum.done,
                        subject(sum.count, "is known to be", "are known to be"), state);
+}
+
+std::string damaged_line(const control::Process& process) {
+    return "contents are damaged; " + with_pid(std::string(traits(ErrorCode::damaged).advice), process.pid);
 }
 
 std::string advice_from(std::string_view program, const Error& error, const control::Outcome* outcome) {

@@ -39,6 +39,8 @@ inline constexpr std::size_t k_label_columns = 40;
 [[nodiscard]] std::string retained_line(const model::Report& report);
 /// "the driver has also removed the rest from the GPU: 524.0 MiB".
 [[nodiscard]] std::string deep_line(const model::Report& report);
+/// What to do about contents that are damaged.
+[[nodiscard]] std::string damaged_line(const control::Process& process);
 
 /// What a sleep or a wake did, or would do: a line, a table of devices, and notes. `request`: the sleep that
 /// was asked for, if that is known; `is_live`: what was asked for is a move to host memory.

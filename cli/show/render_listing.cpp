@@ -156,6 +156,7 @@ void add_process(Table& table, const control::Outcome& outcome, const Report& re
     if (!report.sharers.empty())
         table.add_line(fmt::format("shares memory with {}", fmt::join(report.sharers, ", ")));
     if (report.deep) table.add_line(deep_line(report));
+    if (report.state == State::damaged) table.add_line(damaged_line(process));
     if (outcome.gpu_bytes) table.add_line(use_line(*outcome.gpu_bytes));
     if (detail == Detail::all && !report.deep_refusal.empty())
         table.add_line("cannot sleep deeply" +

@@ -27,9 +27,11 @@ constexpr std::array k_errors = {
     ErrorTraits{ErrorCode::timed_out, "timed_out", timed_out, timed_out,
                 "try again, or allow more time with --timeout"},
     ErrorTraits{ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted, ""},
-    ErrorTraits{ErrorCode::damaged, "damaged", damaged, damaged,
-                "if the program can refill the tag, drop its contents and wake it: gpu-sleep PID --tags TAG "
-                "--discard TAG && gpu-wake PID; otherwise restart the program"},
+    ErrorTraits{
+        ErrorCode::damaged, "damaged", damaged, damaged,
+        "if a file is damaged and you have a copy, restore it, then: gpu-wake PID; if the program can "
+        "refill the tag, drop its contents and wake it: gpu-sleep PID --tags TAG --discard TAG && "
+        "gpu-wake PID; otherwise restart the program"},
     ErrorTraits{ErrorCode::driver_failed, "driver_failed", failed_awake, failed_asleep, ""},
     ErrorTraits{ErrorCode::out_of_device_memory, "out_of_device_memory", failed_awake, failed_asleep,
                 "free GPU memory, retry with --wait 60s, or put other processes to sleep with --make-room"},

@@ -281,6 +281,21 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
           "4242 python3 serve.py stays awake; nothing was changed:\n  it is not idle\n");
 }
 
+TEST_CASE("Render: where contents are damaged, the listing and the next sleep say what to do", "[render]") {
+    model::Report report;
+    report.state = model::State::damaged;
+    const auto check_advice = [](const std::string& text) {
+        CHECK_THAT(text, mentions("restore it, then: gpu-wake 4242") &&
+                             mentions("gpu-sleep 4242 --tags TAG --discard TAG && gpu-wake 4242"));
+    };
+    check_advice(render_listing({{sample_process(), report}}));
+    report.operation = model::Operation::sleep;
+    const auto text = render_operation(sample_process(), report);
+    CHECK(text.starts_with("4242 python3 serve.py is already asleep, damaged, and nothing was changed:\n  "
+                           "contents are damaged"));
+    check_advice(text);
+}
+
 TEST_CASE("Render: a pause says that it frees nothing, and its end that work goes on", "[render]") {
     model::Report report;
     report.operation = model::Operation::sleep;
