@@ -21,9 +21,7 @@ constexpr std::array k_errors = {
                 "gpu-ps PID lists the tags of a process"},
     ErrorTraits{ErrorCode::no_process, "no_process", no_process, no_process,
                 "gpu-ps lists the processes that can be put to sleep"},
-    ErrorTraits{ErrorCode::no_agent, "no_agent", no_process, no_process,
-                "the agent starts with the program's first CUDA call; without gpu-run, with its first tagged "
-                "allocation"},
+    ErrorTraits{ErrorCode::no_agent, "no_agent", no_process, no_process, ""},
     ErrorTraits{ErrorCode::timed_out, "timed_out", timed_out, timed_out,
                 "try again, or allow more time with --timeout"},
     ErrorTraits{ErrorCode::not_permitted, "not_permitted", not_permitted, not_permitted, ""},

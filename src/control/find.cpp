@@ -174,7 +174,10 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
                         const std::string& reason) const {
     const auto who = title(process);
     if (!listener && proc_.has_mapped(process.pid, k_agent_library))
-        return make_error(ErrorCode::no_agent, "the agent in process {} has not started", who);
+        return make_error(ErrorCode::no_agent,
+                          "the agent in process {} has not started; it starts with the program's first CUDA "
+                          "call; without gpu-run, with its first tagged allocation",
+                          who);
     if (!listener)
         return make_error(ErrorCode::no_agent,
                           "there is no agent in process {}: start it again, with gpu-run or after gpu-enable",

@@ -343,8 +343,10 @@ Result<Targets> find_tree(Finder& finder, std::string_view text, const Search& s
                    named.error().code == ErrorCode::ambiguous_name)) { // of what a launcher has started
         const auto root = GPU_SLEEP_TRY(find_root(finder, text, search.user));
         roots.push_back(root.pid);
-        why_none =
-            make_error(ErrorCode::no_agent, "there is no agent in process {}, or below it", title(root));
+        why_none = make_error(
+            ErrorCode::no_agent,
+            "there is no agent in process {}, or below it: start it with gpu-run or after gpu-enable",
+            title(root));
     } else {
         if (!named || !named->unreached.empty()) return named;
         for (const auto& each : named->reached) roots.push_back(each.process.pid);

@@ -266,7 +266,7 @@ TEST_CASE("Doctor: a process that cannot be asked is bad, each in its way", "[do
     process = good_process();
     const auto fail = [&](ErrorCode code) { process.status = process.rehearsal = make_error(code, "so"); };
     fail(ErrorCode::no_agent);
-    check_bad(process, "agent", "the agent starts with", 3);
+    check_bad(process, "agent", "so", 3);
     process.checkpoint = checkpoint::State::running;
     CHECK(has(said(judge(good_machine(), process), "driver_engine", Level::warn),
               "gpu-sleep 4242 --engine driver"));

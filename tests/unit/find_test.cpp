@@ -257,6 +257,7 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
     };
     CHECK(why_not().code == ErrorCode::no_agent);
     CHECK_THAT(why_not().message, test::mentions("start it again, with gpu-run or after gpu-enable"));
+    CHECK(traits(ErrorCode::no_agent).advice.empty()); // no call of CUDA will start one there
 
     tree.write(directory + "/maps", "7f00-7f01 r-xp 0 08:01 1 /usr/lib/libc.so.6\n"
                                     "7f02-7f03 r-xp 0 08:01 2 /opt/lib/libgpu-sleep-agent.so.0\n");

@@ -69,7 +69,9 @@ TEST_CASE("Targets: a process that was started under a name and has not used CUD
     auto finder = finder_of(tree);
     const auto refused = find_targets(finder, GENERATE("job", "20", "train.py"));
     CHECK(code_of(refused) == ErrorCode::no_agent);
-    CHECK(refused.error().message == "the agent in process 20 (job) has not started");
+    CHECK(refused.error().message ==
+          "the agent in process 20 (job) has not started; it starts with the program's first CUDA call; "
+          "without gpu-run, with its first tagged allocation");
 }
 
 TEST_CASE("Targets: who mistypes a name, or names a user, is told what may be meant", "[find]") {
@@ -134,7 +136,8 @@ TEST_CASE("Targets: a tree of a script is what its launcher started, which uses 
     tree.add({.pid = 30, .arguments = "bash\0sweep.sh\0"s});
     const auto none = find_tree(finder, "sweep.sh");
     CHECK(code_of(none) == ErrorCode::no_agent);
-    CHECK(none.error().message == "there is no agent in process 30 (bash sweep.sh), or below it");
+    CHECK(none.error().message == "there is no agent in process 30 (bash sweep.sh), or below it: start it "
+                                  "with gpu-run or after gpu-enable");
     tree.add({.pid = 31, .arguments = "bash\0sweep.sh\0"s});
     CHECK(code_of(find_tree(finder, "sweep.sh")) == ErrorCode::ambiguous_name);
 }
