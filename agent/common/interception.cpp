@@ -32,9 +32,8 @@ bool intercepts() noexcept {
     if (decision == Decision::unknown) {
         const auto text = setting(model::environment::k_capture);
         const auto wanted = text.empty() ? is_brought_for_all() : parse_switch(text);
-        const auto disabled = setting(model::environment::k_disable);
         decision = !wanted ? Decision::misspelt : *wanted ? Decision::on : Decision::off;
-        if (!disabled.empty() && disabled != "0") decision = Decision::off;
+        if (model::environment::disables(setting(model::environment::k_disable))) decision = Decision::off;
         g_decision.store(decision, std::memory_order_relaxed);
     }
     return decision == Decision::on;

@@ -250,6 +250,10 @@ int run(const RunOptions& options, std::vector<std::string> command) {
         if (status != exit_status::done) return status;
     }
 
+    const char* disabled = std::getenv(environment::k_disable);
+    if (disabled && environment::disables(disabled))
+        cli::print_error(
+            "gpu-run: the program cannot be put to sleep: GPU_SLEEP_DISABLE turns the agent off\n");
     const char* audited = std::getenv("LD_AUDIT");
     if (options.audit) ::setenv("LD_AUDIT", cli::with_audit(*audit, audited ? audited : "").c_str(), 1);
     const char* preloaded = std::getenv("LD_PRELOAD");

@@ -6,6 +6,7 @@
 
 #include "base/files.hpp"
 #include "base/sockets.hpp"
+#include "model/environment.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -52,6 +53,16 @@ Error not_permitted(const Process& process) {
 
 Error has_ended(const Process& process) {
     return make_error(ErrorCode::no_process, "process {} has ended", title(process));
+}
+
+/// By the environment of a process that has loaded the agent.
+const char* what_starts_agent(const ProcFs& proc, pid_t pid) {
+    namespace environment = model::environment;
+    if (environment::disables(proc.variable(pid, environment::k_disable).value_or("")))
+        return "GPU_SLEEP_DISABLE turns it off: start the program again without this variable";
+    if (proc.variable(pid, environment::k_capture) == "0")
+        return "it starts with the program's first tagged allocation, because of gpu-run --no-capture";
+    return "it starts with the program's first CUDA call; without gpu-run, with its first tagged allocation";
 }
 
 } // namespace
@@ -174,10 +185,8 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
                         const std::string& reason) const {
     const auto who = title(process);
     if (!listener && proc_.has_mapped(process.pid, k_agent_library))
-        return make_error(ErrorCode::no_agent,
-                          "the agent in process {} has not started; it starts with the program's first CUDA "
-                          "call; without gpu-run, with its first tagged allocation",
-                          who);
+        return make_error(ErrorCode::no_agent, "the agent in process {} has not started; {}", who,
+                          what_starts_agent(proc_, process.pid));
     if (!listener)
         return make_error(ErrorCode::no_agent,
                           "there is no agent in process {}: start it again, with gpu-run or after gpu-enable",

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <string_view>
+
 namespace gpu_sleep::model::environment {
 
 /// "1": the program's own allocations are intercepted; or "0".
@@ -63,5 +65,8 @@ inline constexpr const char* k_notebook = "JPY_SESSION_NAME";
 inline constexpr const char* k_job = "SLURM_JOB_ID";
 /// Set, and not 0: the program's use of the GPU is left alone
 inline constexpr const char* k_disable = "GPU_SLEEP_DISABLE";
+[[nodiscard]] constexpr bool disables(std::string_view value) noexcept {
+    return !value.empty() && value != "0";
+}
 
 } // namespace gpu_sleep::model::environment

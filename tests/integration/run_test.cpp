@@ -223,6 +223,11 @@ TEST_CASE("Run: it is the command that it starts: words, streams and status", "[
     CHECK(run(gpu_run({scratch.file("script"), "x"})).out == scratch.file("script") + " x\n");
 }
 
+TEST_CASE("Run: it says so where the environment turns the agent off", "[run]") {
+    check_ended(run(gpu_run({"true"}, {"GPU_SLEEP_DISABLE=1"})), 0, mentions("turns the agent off"));
+    CHECK(run(gpu_run({"true"}, {"GPU_SLEEP_DISABLE=0"})).err.empty());
+}
+
 TEST_CASE("Run: a command that cannot be started ends as in a shell, or with 2", "[run]") {
     const Scratch scratch;
     const auto file = scratch.file("program");

@@ -262,7 +262,13 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
     tree.write(directory + "/maps", "7f00-7f01 r-xp 0 08:01 1 /usr/lib/libc.so.6\n"
                                     "7f02-7f03 r-xp 0 08:01 2 /opt/lib/libgpu-sleep-agent.so.0\n");
     CHECK(why_not().code == ErrorCode::no_agent); // of a parent: its children may have started theirs
-    CHECK_THAT(why_not().message, test::mentions("has not started"));
+    CHECK_THAT(why_not().message, test::mentions("has not started; it starts with the program's first"));
+    tree.write(directory + "/environ", "GPU_SLEEP_CAPTURE=0\0"s);
+    CHECK_THAT(why_not().message, test::mentions("first tagged allocation, because of gpu-run --no-capture"));
+    tree.write(directory + "/environ", "GPU_SLEEP_CAPTURE=1\0GPU_SLEEP_DISABLE=1\0"s);
+    CHECK_THAT(why_not().message, test::mentions("GPU_SLEEP_DISABLE turns it off"));
+    tree.write(directory + "/environ", "GPU_SLEEP_DISABLE=0\0"s);
+    CHECK_THAT(why_not().message, !test::mentions("GPU_SLEEP_DISABLE"));
 
     tree.write(directory + "/task/5/comm", "gpu-sleep-ctl\n");
     CHECK(why_not().code == ErrorCode::agent_unreachable);
