@@ -168,12 +168,15 @@ Result<Process> Dispatch::choose_driver(const std::string& word, const Result<Ta
         return make_error(ErrorCode::no_agent, "process {} does not use the GPU: nothing to free",
                           title(*process));
     auto error = found.error();
-    const bool is_asleep = state && *state == checkpoint::State::checkpointed;
-    error.message += is_asleep ? fmt::format("; the driver has put it to sleep already: gpu-wake {} wakes it",
-                                             process->pid)
-                               : fmt::format("; the driver can put it to sleep without an agent, slowly and "
-                                             "as a whole: gpu-sleep {} --engine driver",
-                                             process->pid);
+    if (!state && state.error().code == ErrorCode::no_process)
+        error.message += "; it does not use CUDA yet";
+    else if (state && *state == checkpoint::State::checkpointed)
+        error.message +=
+            fmt::format("; the driver has put it to sleep already: gpu-wake {} wakes it", process->pid);
+    else if (state)
+        error.message += fmt::format("; the driver can put it to sleep without an agent, slowly and as a "
+                                     "whole: gpu-sleep {} --engine driver",
+                                     process->pid);
     return error;
 }
 

@@ -73,6 +73,9 @@ TEST_CASE("Driver engine: who has no agent is told of it, who has one keeps it",
     Machine machine;
     const auto plain = ended(machine.command("gpu-sleep"), 3);
     CHECK_THAT(plain.err, mentions(" --engine driver"));
+    const Host idle(machine.plain()); // it has not called CUDA
+    check_ended(idle.command("gpu-sleep"), 3,
+                mentions("does not use CUDA yet") && !mentions("--engine driver"));
     REQUIRE(machine.command("gpu-sleep", {"--engine", "auto"}).status == 0);
     CHECK(machine.command("gpu-wake", {"--tags", "weights"}).status == 2);
     check_ended(machine.command("gpu-switch"), 2,
