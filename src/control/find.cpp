@@ -195,6 +195,11 @@ Error Finder::unreached(const Process& process, const std::optional<std::string>
     const auto now = proc_.find_thread(process.pid, k_control_thread);
     if (!now || now->second == k_control_thread_ending || !proc_.is_running(process))
         return has_ended(process);
+    if (!proc_.is_of_own_namespace()) // the kernel gives no pid of the peer
+        return make_error(ErrorCode::agent_unreachable,
+                          "the agent in process {} cannot be reached: this command is in another pid "
+                          "namespace than its /proc; enter the namespace with: unshare --mount-proc",
+                          who);
     return make_error(ErrorCode::agent_unreachable,
                       "the agent in process {} cannot be reached: {}; it makes a socket within seconds, or "
                       "says on the program's standard error why it cannot",

@@ -228,6 +228,12 @@ bool ProcFs::shares_time_namespace(pid_t pid) const {
     return failure == std::errc::no_such_file_or_directory || (!own_failure && !failure && own == other);
 }
 
+bool ProcFs::is_of_own_namespace() const {
+    std::error_code failure;
+    const auto self = std::filesystem::read_symlink(root_ / "self", failure);
+    return failure || self == std::to_string(::getpid());
+}
+
 bool lacks_descriptors(int error_number) noexcept {
     return error_number == EMFILE || error_number == ENFILE;
 }

@@ -76,6 +76,10 @@ public:
     /// compared. Source: time_namespaces(7).
     [[nodiscard]] bool shares_time_namespace(pid_t pid) const;
 
+    /// Whether it has this command under the command's own pid. Otherwise the command is in a pid namespace
+    /// below. Source: pid_namespaces(7), "/proc and PID namespaces".
+    [[nodiscard]] bool is_of_own_namespace() const;
+
 private:
     /// The file that thaws the frozen control group of the process, or the first frozen one above it; empty
     /// if none is frozen.

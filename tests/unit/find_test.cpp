@@ -274,6 +274,11 @@ TEST_CASE("Find: why there is no connection tells an agent that cannot be reache
     CHECK(why_not().code == ErrorCode::agent_unreachable);
     CHECK_THAT(why_not().message, test::mentions("cannot be reached: it has no socket in /tmp"));
     CHECK(traits(ErrorCode::agent_unreachable).advice.empty());
+    fs::create_symlink("4711", tree.proc() / "self");
+    CHECK_THAT(why_not().message, test::mentions("unshare --mount-proc"));
+    fs::remove(tree.proc() / "self");
+    fs::create_symlink(std::to_string(::getpid()), tree.proc() / "self");
+    CHECK_THAT(why_not().message, test::mentions("it has no socket in /tmp"));
 
     tree.write(directory + "/task/5/comm", "gpu-sleep-ctl-\n");
     CHECK(why_not().code == ErrorCode::no_process); // it is about to end
