@@ -330,19 +330,30 @@ gpu_sleep_status allocate(void** pointer, std::size_t bytes, int device) {
         if (!its) return GPU_SLEEP_ERROR_INTERNAL;
         if (!is_within_margin(bytes))
             return fail(GPU_SLEEP_ERROR_OUT_OF_DEVICE_MEMORY, "less than memory_margin_bytes would be free");
+        // What takes host memory comes first: later, there would be an allocation without a record.
+        std::map<std::uintptr_t, Allocation> records;
+        records[0] = {.bytes = bytes,
+                      .device = device,
+                      .pins_copies = config().cpu_backup_backend == "pinned",
+                      .copies = {}};
+        auto record = records.extract(records.begin());
         std::unique_lock lock(memory().mutex);
         auto* const tag = tag_of(config(), *its);
-        lock.unlock();
         if (!tag) return GPU_SLEEP_ERROR_OUT_OF_HOST_MEMORY;
-        if (const auto status = its->alloc(pointer, bytes, device, tag->name.c_str()))
-            return fail(status, its->last_error());
+        ++tag->allocations; // now, so that no other thread takes the tag
+        lock.unlock();
+        const auto status = its->alloc(pointer, bytes, device, tag->name.c_str());
         lock.lock();
-        memory().allocations[reinterpret_cast<std::uintptr_t>(*pointer)] = {
-            bytes, device, tag, config().cpu_backup_backend == "pinned", ++memory().last_number,
-            false, false,  {}};
+        if (status != GPU_SLEEP_OK) {
+            --tag->allocations;
+            return fail(status, its->last_error());
+        }
+        record.key() = reinterpret_cast<std::uintptr_t>(*pointer);
+        record.mapped().tag = tag;
+        record.mapped().number = ++memory().last_number;
+        memory().allocations.insert(std::move(record));
         memory().process = ::getpid();
-        ++tag->allocations;
-        return GPU_SLEEP_OK;
+        return status;
     });
 }
 

@@ -400,6 +400,27 @@ def disk():
         asleep(0)
 
 
+def disk_of_two_threads():
+    """Each allocation has a file of its own, also if another thread allocates meanwhile."""
+    torch_memory_saver._ensure_initialized()
+    wrapper, made = torch_memory_saver._impl._binary_wrapper, []
+
+    def allocate():
+        wrapper.set_config(tag="a", interesting_region=True, enable_cpu_backup=False, enable_disk_backup=True)
+        wrapper.cdll.tms_torch_malloc.restype = ctypes.c_void_p
+        made.append(wrapper.cdll.tms_torch_malloc(ctypes.c_ssize_t(BYTES), 0, None))
+
+    torch_stand_in.driver.sim_delay(b"cuMemCreate", ctypes.c_uint64(200_000))
+    threads = [threading.Thread(target=allocate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(made)
+    tags = {tag.tag for tag in gpu_sleep.status().tags if tag.bytes > 0}
+    assert len(tags) == 2, tags
+
+
 def wrong_use():
     def says(words, **options):
         assert words in str(raises(ValueError, torch_memory_saver.region(**options).__enter__))

@@ -65,7 +65,7 @@ class Saver(unittest.TestCase):
 
     def test_in_both_modes(self):
         for name in ("sglang", "tags", "regions", "devices", "overlapping", "failures", "others_word", "backups",
-                     "kept_copies", "retained", "dynamo", "residents", "disk", "graphs", "wrong_use"):
+                     "kept_copies", "retained", "dynamo", "residents", "disk", "disk_of_two_threads", "graphs", "wrong_use"):
             for mode in ("preload", "torch"):
                 with self.subTest(function=name, mode=mode):
                     self.run_function(name, mode)
