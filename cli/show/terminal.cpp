@@ -215,7 +215,9 @@ ScreenSize Screen::size() noexcept {
         return {size.ws_row, size.ws_col};
     constexpr std::size_t k_usual_lines = 24;
     constexpr std::size_t k_usual_columns = 80;
-    return {variable("LINES", k_usual_lines), variable("COLUMNS", k_usual_columns)};
+    constexpr std::size_t k_no_limit = 10'000;
+    return {variable("LINES", k_usual_lines),
+            variable("COLUMNS", ::isatty(STDOUT_FILENO) == 1 ? k_usual_columns : k_no_limit)};
 }
 
 Result<void> Screen::show(std::string_view text) {

@@ -57,7 +57,7 @@ public:
     Screen& operator=(const Screen&) = delete;
     ~Screen();
 
-    /// Where standard output is no terminal, what LINES and COLUMNS say, or 24 and 80.
+    /// Where standard output is no terminal, what LINES and COLUMNS say, or 24 lines without a limit.
     [[nodiscard]] static ScreenSize size() noexcept;
     /// Shows what of `text` there is room for, in place of what was shown; nothing while the command is in
     /// the background. Errors: io_failed.

@@ -191,6 +191,16 @@ TEST_CASE("Commands: gpu-ps lists all processes of the user, for people and prog
     CHECK(one.command("gpu-ps", {"--json"}).json("/processes/0/state") == "awake");
 }
 
+TEST_CASE("Commands: gpu-ps cuts no name for a pipe, unless COLUMNS is set", "[commands]") {
+    const std::string name(60, 'x');
+    const LoadedHost host({"GPU_SLEEP_NAME=" + name});
+    const auto listed = [](Arguments environment) {
+        return ended(run({{command_file("gpu-ps")}, std::move(environment)})).out;
+    };
+    CHECK_THAT(listed({}), mentions(name));
+    CHECK_THAT(listed({"COLUMNS=80"}), !mentions(name) && mentions("xxx..."));
+}
+
 TEST_CASE("Commands: only the owner and root may", "[commands]") {
     if (::geteuid() != 0) return skip_without_right("be two users");
     const Stage stage;
