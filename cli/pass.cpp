@@ -153,7 +153,7 @@ std::string words_for_nobody(const PassOptions& options, const policy::Policies&
         is_one_users ? " of " + control::user_name(user) : "");
 }
 
-/// Looks, and says what is wrong with files, and of which processes nothing is known, and why.
+/// Looks, and says what is wrong with files.
 Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies& policies) {
     control::Finder finder;
     const auto patience = options.request.timeout.value_or(policy::k_patience_of_look);
@@ -162,10 +162,6 @@ Result<policy::Look> look_and_tell(const PassOptions& options, policy::Policies&
     if (!found) return found;
     heed_room(found->seen, plan_host_memory(holders_of(*found), found->budgets).has_room);
     heed_refusals(finder, found->seen, patience);
-    for (const auto& each : found->failed) {
-        const auto purpose = fmt::format("find out whether {} would sleep", title(each.process));
-        print_error(render_error(k_program, purpose, *client::error_of(each.answer)));
-    }
     return found;
 }
 
@@ -318,6 +314,8 @@ int show_policies(const PassOptions& options) {
     if (!policies) return tell_failure(k_program, options.output, policies.error());
     auto found = look_and_tell(options, *policies);
     if (!found) return tell_failure(k_program, {}, found.error());
+    for (const auto& each : found->failed)
+        print_error(render_failure(k_program, "find out whether {} would sleep", each));
     const auto& whom = options.request.whom;
     const bool has_agents = !found->seen.empty() || !found->failed.empty();
     if (whom.is_for_all()) {
@@ -336,7 +334,7 @@ Result<std::map<pid_t, std::string>> describe_policies(const PassOptions& option
     auto policies = GPU_SLEEP_TRY(load_policies(options.sources));
     std::map<pid_t, std::string> lines;
     const auto found = look_and_tell(options, policies);
-    if (!found) return lines; // who asks about the process itself says why
+    if (!found) return lines; // the caller asks each process as well, and says what fails
     for (const auto& [process, report, policy, decision] : found->seen)
         lines[process.pid] =
             fmt::format("  policy: {}\n{}", words_for(policy, control::user_name(process.uid)),

@@ -213,6 +213,15 @@ TEST_CASE("Reclaim: why a program does not sleep, and how it would, is told with
     host.check_whole();
 }
 
+TEST_CASE("Reclaim: of a stopped program it is said once why nothing is known", "[reclaim]") {
+    LoadedHost host;
+    host.process().signal(SIGSTOP);
+    const auto told = ended(host.command("gpu-reclaim", {"--why"}), 4).err;
+    CHECK_THAT(told, mentions("kill -CONT"));
+    CHECK(told.find("kill -CONT") == told.rfind("kill -CONT"));
+    host.process().signal(SIGCONT);
+}
+
 TEST_CASE("Reclaim: nobody waits for a program that holds sleeps back, or is amid a change", "[reclaim]") {
     Host host(captured());
     host.tell("alloc weights 33554432 0");
