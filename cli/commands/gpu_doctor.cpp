@@ -85,5 +85,8 @@ int examine(const DoctorOptions& options) {
 int main(int argc, char** argv) {
     DoctorOptions options;
     if (const auto status = cli::parse(table_of(options), argc, argv)) return *status;
+    if (options.questions.timeout.count() == 0)
+        return cli::usage_error(k_program, "--timeout: the time must be more than 0, such as 10s",
+                                options.output.json);
     return examine(options);
 }

@@ -105,7 +105,8 @@ Paths kernel_directories_of_user(const fs::path& home) {
 
 Result<Layout> layout_of_user() {
     const auto home = directory_of("HOME", {});
-    if (home.empty()) return make_error(ErrorCode::invalid_argument, "HOME names no directory");
+    if (home.empty() || !is_there(home))
+        return make_error(ErrorCode::invalid_argument, "HOME names no directory");
     if (!is_own(home))
         return make_error(ErrorCode::invalid_argument, "{} belongs to another user: run this as that user",
                           home.native());

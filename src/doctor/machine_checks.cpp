@@ -311,9 +311,12 @@ Findings judge_memory(const MachineFacts& machine) {
 Findings judge_directory(const MachineFacts& machine) {
     if (!machine.directory) return {};
     const auto& [path, space] = *machine.directory;
-    if (!space)
-        return {bad(space.error().message, "with --dir, name a directory that only this user may enter",
+    if (!space) { // with advice of its own, but for one that this user may not use
+        const bool is_forbidden = space.error().code == ErrorCode::not_permitted;
+        return {bad(space.error().message,
+                    is_forbidden ? "with --dir, name a directory that only this user may enter" : "",
                     traits(space.error().code).exit_status)};
+    }
     auto text = fmt::format("{} has {} free", path, format_bytes(space->bytes));
     if (space->in_memory) return {warn(text + ", but is in host memory", "name a directory on a disk")};
     return {ok(std::move(text))};

@@ -99,6 +99,7 @@ const std::map<std::string, Kind>& kinds() {
         {"--prometheus", {{"-", "/nonexistent/x"}, {}}},
         {"--dir", directory({"--store", "file"})},
         {"gpu-doctor --dir", directory({})}, // which looks at it
+        {"gpu-doctor --timeout", kind({"1s", "250ms"}, {"0", "0s", "x"})},
         {"--spill", directory({})},
         {"--extent",
          kind({"0", "1", "18446744073709551615"}, {"-1", "x", "1x", "1.5", "0x1", " 1", k_beyond_64_bits})},

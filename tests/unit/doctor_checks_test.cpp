@@ -255,7 +255,9 @@ TEST_CASE("Doctor: a directory for files is looked at", "[doctor]") {
     machine.directory->space = Space{k_gib, true};
     check_warns(machine, "directory", "host memory");
     machine.directory->space = make_error(ErrorCode::not_permitted, "/data is open to others");
-    check_bad(machine, "directory", "open to others", 5);
+    check_bad(machine, "directory", "name a directory that only this user", 5);
+    machine.directory->space = make_error(ErrorCode::io_failed, "make the directory above it first");
+    CHECK_FALSE(has(said(judge(machine), "directory", Level::bad), "only this user"));
 }
 
 TEST_CASE("Doctor: a process that cannot be asked is bad, each in its way", "[doctor]") {

@@ -328,6 +328,8 @@ TEST_CASE("Login: what is not ours is neither overwritten nor removed", "[login]
     check_ended(home.command({"gpu-enable", "user"}), 2, mentions("gpu-sleep did not write it"));
     CHECK(home.command({"gpu-enable", "user", "--off"}).status == 0);
     CHECK(content_of(file) == "echo mine\n");
+    check_ended(run({{command_file("gpu-enable"), "user"}, {"HOME=/nonexistent"}}), 2,
+                mentions("HOME names no directory"));
     if (::geteuid() != 0) return skip_without_right("act as root");
     const Home other;
     REQUIRE(::chown(other.scratch.path().c_str(), k_other_user, k_other_user) == 0);
