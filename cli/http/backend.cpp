@@ -116,16 +116,19 @@ Answer answer_with(const OrderedJson& value, int status = k_ok) {
     return {status, written(value) + '\n'};
 }
 
-Answer confirmation(const Route& route, const Plan& plan, const std::vector<control::Outcome>& outcomes) {
-    const auto* const failed = failed_in(outcomes);
-    const auto reports = reports_in(outcomes);
-    auto status = control::exit_status_of(outcomes);
-    if (failed && status == exit_status::done) status = exit_status::failed_awake; // it was withdrawn
+/// What came of all, of which `failed` is one that failed.
+Answer failure(const std::vector<control::Outcome>& outcomes, const control::Outcome& failed, int status) {
     auto value = document_of(k_program, outcomes, status);
-    if (failed) {
-        value["error"] = error_value(k_program, *client::error_of(failed->answer), failed);
-        return answer_with(value, http_status_of(status));
-    }
+    value["error"] = error_value(k_program, *client::error_of(failed.answer), &failed);
+    return answer_with(value, http_status_of(status));
+}
+
+Answer confirmation(const Route& route, const Plan& plan, const std::vector<control::Outcome>& outcomes) {
+    const auto status = control::exit_status_of(outcomes);
+    if (const auto* const failed = failed_in(outcomes)) // with status 0 it was withdrawn
+        return failure(outcomes, *failed, status == exit_status::done ? exit_status::failed_awake : status);
+    const auto reports = reports_in(outcomes);
+    auto value = document_of(k_program, outcomes, status);
     add_figures(route, plan, reports, value);
     if (status == exit_status::done) return answer_with(value);
     value["status"] = "error";
@@ -185,7 +188,8 @@ Backend::Outcomes Backend::ask() const {
 
 Answer Backend::look(const Route& route, const Outcomes& outcomes) {
     if (!outcomes) return answer_of(outcomes.error());
-    if (const auto* const failed = failed_in(*outcomes)) return answer_of(*client::error_of(failed->answer));
+    if (const auto* const failed = failed_in(*outcomes))
+        return failure(*outcomes, *failed, traits(client::error_of(failed->answer)->code).exit_status);
     const auto reports = reports_in(*outcomes);
     if (route.action == Action::memory_status) return answer_with(memory_status(*route.dialect, reports));
     const auto* const name = route.action == Action::is_paused ? "is_paused" : "is_sleeping";

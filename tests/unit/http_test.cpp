@@ -291,6 +291,17 @@ TEST_CASE("Status: parked tags are sorted, each once", "[http]") {
           Tags{"executor_extra", "kv_cache", "model_weights"});
 }
 
+TEST_CASE("Status: a process that cannot be asked is named, with what to do", "[http]") {
+    control::Process process;
+    process.pid = 4242;
+    const control::Outcome stopped{process, make_error(ErrorCode::stopped, "it is stopped")};
+    const auto answer = Backend::look(route("/is_sleeping"), std::vector{stopped});
+    CHECK(answer.status == k_timed_out);
+    const auto value = nlohmann::json::parse(answer.body);
+    CHECK(value["processes"][0]["pid"] == 4242);
+    CHECK(value["error"]["advice"] == "to resume it: kill -CONT 4242, or detach its debugger");
+}
+
 TEST_CASE("Status: what no wake brings back has failed", "[http]") {
     const auto state_of = [](const model::Report& report) {
         const auto answer = Backend::look(route("/memory_status"), std::vector{control::Outcome{{}, report}});
