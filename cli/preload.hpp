@@ -46,6 +46,9 @@ struct Refusal {
     std::string message;
 };
 
+/// The search path where PATH is not set, as execvp() has it.
+inline constexpr const char* k_default_path = "/bin:/usr/bin";
+
 /// The file that the command `name` stands for: itself if it has a slash, or else the first executable file
 /// of that name in the directories of `search_path`, which are separated by colons (an empty one is the
 /// working directory).

@@ -60,6 +60,12 @@ std::string problem(const InhibitOptions& options, bool has_command) {
 
 /// Becomes the command, whose agents inhibit sleeps from their start. Returns the exit status if that fails.
 int execute(const model::InhibitRequest& request, char** command) {
+    const char* path = std::getenv("PATH");
+    const auto program = cli::find_program(command[0], path ? path : cli::k_default_path);
+    if (const auto* const refusal = std::get_if<cli::Refusal>(&program)) {
+        cli::print_error(fmt::format("gpu-inhibit: {}\n", printable(refusal->message)));
+        return refusal->exit_status;
+    }
     constexpr Milliseconds k_shortest{1}; // 0 stands for no limit
     const auto time = request.time ? std::max(*request.time, k_shortest) : Milliseconds(0);
     ::setenv(model::environment::k_inhibit, std::to_string(time.count()).c_str(), 1);

@@ -221,9 +221,8 @@ Result<void> open_door(const RunOptions& options, const std::filesystem::path& d
 
 /// Prepares the environment, and starts `command`. Returns the exit status if that fails.
 int run(const RunOptions& options, std::vector<std::string> command) {
-    constexpr const char* k_default_path = "/bin:/usr/bin"; // as execvp has it
     const char* path = std::getenv("PATH");
-    auto program = cli::find_program(command.front(), path ? path : k_default_path);
+    auto program = cli::find_program(command.front(), path ? path : cli::k_default_path);
     if (const auto* refusal = std::get_if<cli::Refusal>(&program))
         return print_error(refusal->message, refusal->exit_status);
     auto file = std::get<std::string>(std::move(program));

@@ -86,6 +86,8 @@ TEST_CASE("Inhibit: a command refuses for as long as it runs", "[inhibit]") {
     CHECK(std::stod(timed.report("inhibited_seconds")) > 3500);
     check_refused(timed);
     CHECK(run({{command_file("gpu-inhibit"), "--", "sh", "-c", "exit 7"}}).status == 7);
+    check_ended(run({{command_file("gpu-inhibit"), "--", "no-such-command"}}), 127,
+                mentions("there is no command no-such-command in PATH"));
     CHECK(run({{command_file("gpu-inhibit"), "--", "/nonexistent/command"}}).status == 127);
     CHECK(run({{command_file("gpu-inhibit"), "--", "/"}}).status == 126);
     CHECK(run({{command_file("gpu-inhibit"), "--json", "--", "true"}}).status == 2);
