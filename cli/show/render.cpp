@@ -154,6 +154,8 @@ std::string advice_for(std::string_view program, const Error& error, const contr
         return "to resume it: " + control::ProcFs().how_to_go_on(outcome->process);
     const bool is_door = program == "gpu-sleep-http";
     const bool is_wake = outcome && outcome->asked == model::Operation::wake;
+    if (outcome && !is_wake && code == ErrorCode::not_permitted && error.driver_status == EACCES)
+        return "name a directory that the process's user may enter and change";
     const bool lacks_room = outcome && code == ErrorCode::out_of_device_memory;
     const bool is_by_driver = lacks_room && outcome->by_driver && is_wake;
     if (is_door && (is_by_driver || (lacks_room && outcome->has_made_room)))

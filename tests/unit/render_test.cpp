@@ -380,6 +380,10 @@ TEST_CASE("Render: advice fits the command", "[render]") {
     const Error too_long{ErrorCode::out_of_disk, "the file would be too long", {}, EFBIG};
     CHECK_THAT(advice_from("gpu-sleep", too_long), mentions("prlimit --fsize"));
     CHECK_THAT(advice("gpu-sleep", ErrorCode::out_of_disk), mentions("free disk space"));
+    const Error closed{ErrorCode::not_permitted, "/x: Permission denied (open)", "open", EACCES};
+    const control::Outcome asleep{sample_process(), closed};
+    CHECK_THAT(advice_from("gpu-sleep", closed, &asleep), mentions("name a directory"));
+    CHECK(advice_from("gpu-wake", closed, &waited).empty());
     for (const auto which : {&control::Outcome::by_driver, &control::Outcome::nobody_can_sleep}) {
         auto alone = waited;
         alone.*which = true;
