@@ -205,7 +205,9 @@ std::string with_pid(std::string text, pid_t pid) {
 std::string render_operation(const control::Process& process, const Report& report,
                              const model::SleepRequest* request, bool is_live) {
     auto text = headline(process, report, request, is_live);
-    if (!report.devices.empty() && !only_relocates(report)) text += device_table(report).text(2);
+    const bool has_figures = report.changed || report.dry_run;
+    if (has_figures && !report.devices.empty() && !only_relocates(report))
+        text += device_table(report).text(2);
     if (const auto bytes = relocated(report); bytes != 0)
         text += fmt::format("  {} {} of kept contents to another store\n",
                             report.dry_run ? "would move" : "moved", format_bytes(bytes));

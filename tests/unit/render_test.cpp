@@ -277,6 +277,7 @@ TEST_CASE("Render: what was so already is said to be so", "[render]") {
           "4242 python3 serve.py is already partly asleep, as asked; nothing to do\n");
     report.state = model::State::awake;
     report.notes = {"it is not idle"};
+    report.devices.emplace_back(); // of which there are no figures
     CHECK(render_operation(sample_process(), report) ==
           "4242 python3 serve.py stays awake; nothing was changed:\n  it is not idle\n");
 }
