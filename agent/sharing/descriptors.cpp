@@ -408,7 +408,8 @@ bool is_left_anywhere(const model::SharedMemoryRequest& asked) {
     if (imports.empty()) return false; // it came by CUDA IPC, which only agents pass on
     const auto& import = imports.front();
     // Others may have it by other exports of its owner, which are not known here: any of them counts.
-    return imports.size() > 1 || is_left(import.lock & ~k_number_bits, k_number_bits + 1, import) ||
+    constexpr off_t k_exports = off_t{1} << 32;
+    return imports.size() > 1 || is_left(import.lock / k_exports * k_exports, k_exports, import) ||
            is_used_unseen({import.path});
 }
 

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <charconv>
+#include <cstring>
 #include <initializer_list>
 #include <system_error>
 
@@ -68,7 +69,7 @@ void limit_by(Headroom& headroom, Bytes bytes, std::string what, fs::path shared
 std::string read_limits(Headroom& headroom, const fs::path& file, bool may_be_missing = true) {
     auto text = read_small_file(file);
     if (text || (errno == ENOENT && may_be_missing)) return std::move(text).value_or("");
-    limit_by(headroom, 0, "limits that cannot be read: " + std::generic_category().message(errno), {});
+    limit_by(headroom, 0, fmt::format("limits that cannot be read: {}", std::strerror(errno)), {});
     headroom.is_unknown = true;
     return "";
 }

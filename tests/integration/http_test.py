@@ -393,7 +393,7 @@ class BadLuck(unittest.TestCase):
             for each in slow:
                 each.sendall(b"POST /sleep HTTP/1.1\r\nHost: ")
             begin = time.monotonic()
-            sleeps = [threads.submit(door.ask, "POST", "/sleep") for _ in range(3)]  # the later ones wait for the first
+            sleeps = [threads.submit(door.ask, "POST", "/sleep") for _ in range(3)]
             times = []
             while not all(each.done() for each in sleeps):
                 for path in ("/health", "/is_sleeping"):
@@ -405,7 +405,7 @@ class BadLuck(unittest.TestCase):
             self.assertLess(sorted(times)[len(times) // 2], 0.5)
             said = [each.result() for each in sleeps]
             self.assertEqual([status for status, _ in said], [200] * 3)
-            self.assertEqual(sorted(reply["freed_bytes"] for _, reply in said), [0, 0, SIZE])
+            self.assertIn({reply["freed_bytes"] for _, reply in said}, ({SIZE}, {0, SIZE}))  # one sleep, or more
             for each in slow:  # they were cut off
                 each.settimeout(SECONDS)
                 with contextlib.suppress(ConnectionResetError):

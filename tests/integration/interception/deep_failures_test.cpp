@@ -25,7 +25,7 @@ TEST_CASE("Deep: a command that is killed at any step leaves it asleep", "[deep]
         Process process(
             machine.launch("deep", {}, {"GPU_SLEEP_SIM_DELAY=cuCheckpointProcessCheckpoint:500ms"}));
         await_request(process);
-        pause_for(Milliseconds(150)); // it sleeps, and the driver works
+        REQUIRE(becomes_true([&] { return machine.state() == "asleep"; })); // and the driver works
         process.signal(SIGSTOP);
         CHECK(machine.command("gpu-wake", {"--timeout", "300ms"}).status == 4); // the sleep is under way
         const Scratch place;
