@@ -155,6 +155,8 @@ struct Import {
     CUdeviceptr given = 0;            ///< what the program got; 0: it came by a descriptor
     std::optional<driver::VaReservation> place{};
     unsigned opens = 1; ///< 0: closed, and work may yet use it
+    /// Whether others may have other parts of it: several allocations lie in it.
+    bool is_in_common = false;
     bool is_asleep = false;
     bool stays = false;                 ///< for another reason than that others have it
     bool goes = false;                  ///< to sleep, or wakes, in the party of its owner

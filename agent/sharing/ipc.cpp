@@ -200,6 +200,7 @@ Answer open_memory(ProgramMemory& memory, CUdeviceptr& address, const Ticket& ti
     opened->import.from = ticket.process();
     opened->import.asked = ticket.request();
     opened->import.pool = target.pool;
+    opened->import.is_in_common = target.pool || ticket.bytes <= memory::k_largest_small;
     const auto span = opened->import.place->span();
     const auto status = answered([&] {
         return memory.with_lock([&](LockedMemory& locked) -> Answer {

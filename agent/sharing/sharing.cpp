@@ -194,13 +194,14 @@ struct Opening {
     Bytes bytes = 0;
     std::shared_ptr<HeldFile> epochs{}; ///< as for Import
     std::uint64_t epoch = 0;
+    bool is_in_common = false;
 };
 std::vector<Opening> openings(LockedMemory& locked, bool are_asleep) {
     std::vector<Opening> found;
     for_each_import(locked, [&](const Import& import, const ledger::Backing& backing) {
         if (backing.imported && backing.is_asleep() == are_asleep)
-            found.push_back(
-                {import.from, import.asked, backing.address, backing.bytes, import.epochs, import.epoch});
+            found.push_back({import.from, import.asked, backing.address, backing.bytes, import.epochs,
+                             import.epoch, import.is_in_common});
     });
     return found;
 }
@@ -241,6 +242,12 @@ Result<void> follow_owners(ProgramMemory& memory, std::uint64_t party, std::vect
         auto said = ask_until_decided(agents, each, party, deadline, keep_going);
         const auto code = said ? ErrorCode::internal : said.error().code;
         if (!said && is_gone(each.from)) {
+            if (each.is_in_common) {
+                stays.push_back(fmt::format("{} stay on the GPU: other allocations of process {}, which has "
+                                            "ended, lie beside what it shared",
+                                            format_bytes(each.bytes), each.from.pid));
+                continue;
+            }
             const auto other = others.heir_of(each.asked);
             if (other || is_left_anywhere(each.asked))
                 stays.push_back(stays_with(each.bytes, other.value_or(0)));
@@ -435,9 +442,9 @@ bool shares_any(ProgramMemory& memory) {
 std::uint64_t party_of_one(ProgramMemory& memory) {
     const auto words = secret();
     const auto ranges = memory.shared_ranges().all();
-    auto imports = imported_handles();
-    for (const auto& each : memory.with_lock([](auto& locked) { return openings(locked, false); }))
-        imports.push_back({each.from, each.asked});
+    const auto imports = imported_handles();
+    const auto opened = memory.with_lock([](auto& locked) { return openings(locked, false); });
+    const auto is_orphan = [](const Opening& each) { return has_ended(each.from); };
     Others others;
     const auto has_others = [&](const PassingImport& import) {
         return !has_ended(import.from) || others.heir_of(import.asked);
@@ -450,8 +457,9 @@ std::uint64_t party_of_one(ProgramMemory& memory) {
                                  {.secret = *words, .address = address, .allocation = range.allocation});
     };
     const auto is_awake = [](const auto& each) { return !each.second.is_asleep; };
-    const bool is_alone = words && (!imports.empty() || std::ranges::any_of(ranges, is_awake)) &&
-                          std::ranges::none_of(imports, has_others) &&
+    const bool has_any =
+        !imports.empty() || std::ranges::any_of(ranges, is_awake) || std::ranges::any_of(opened, is_orphan);
+    const bool is_alone = words && has_any && std::ranges::none_of(imports, has_others) &&
                           std::ranges::none_of(ranges, may_be_elsewhere);
     return is_alone ? words->back() | 1 : 0;
 }

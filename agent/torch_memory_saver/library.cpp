@@ -254,10 +254,14 @@ int change(const char* tag, bool pauses, Change&& change) {
     const auto tags = tags_of(tag);
     const auto last_number = memory().last_number;
     const bool is_parents = memory().process != ::getpid();
+    bool is_any = false;
     bool changes = false;
-    for_each_of(tags, [&](const Allocation& allocation) { changes |= allocation.is_paused != pauses; });
+    for_each_of(tags, [&](const Allocation& allocation) {
+        is_any = true;
+        changes |= allocation.is_paused != pauses;
+    });
     lock.unlock();
-    if (tags.empty()) return GPU_SLEEP_OK;
+    if (!is_any) return GPU_SLEEP_OK; // a tag may be about to get its first one
     if (is_parents)
         return fail(GPU_SLEEP_ERROR_NOT_OWNED,
                     "the memory of regions belongs to the process that forked this one");

@@ -65,10 +65,12 @@ void limit_by(Headroom& headroom, Bytes bytes, std::string what, fs::path shared
     headroom.shared = std::move(shared);
 }
 
-/// The text of `file`; none of one that is missing. Where it cannot be read, nothing is left.
+/// The text of `file`; none of one that is missing, or out of this process's reach for good. Where it cannot
+/// be read for another reason, nothing is left.
 std::string read_limits(Headroom& headroom, const fs::path& file, bool may_be_missing = true) {
     auto text = read_small_file(file);
-    if (text || (errno == ENOENT && may_be_missing)) return std::move(text).value_or("");
+    const bool is_hidden = !text && (errno == ENOENT || errno == EACCES || errno == EPERM);
+    if (text || (is_hidden && may_be_missing)) return std::move(text).value_or("");
     limit_by(headroom, 0, fmt::format("limits that cannot be read: {}", std::strerror(errno)), {});
     headroom.is_unknown = true;
     return "";
@@ -115,11 +117,12 @@ void limit_by_membership(Headroom& headroom, const fs::path& root, std::string_v
 
 Headroom host_headroom(const HostMemorySources& sources) {
     Headroom headroom{std::numeric_limits<Bytes>::max(), "nothing"};
-    // Where it is missing, so is all of /proc. Without the other, the kernel has no control groups.
-    const auto machine = read_limits(headroom, sources.proc / "meminfo", false);
+    // A /proc of processes alone has the second, and a kernel without control groups the first.
+    const auto groups = read_limits(headroom, sources.proc / sources.process / "cgroup");
+    const auto machine = read_limits(headroom, sources.proc / "meminfo", !groups.empty());
     if (const auto available = sum_fields(machine, {"MemAvailable:"}))
         limit_by(headroom, *available * k_kib, "free host memory", sources.proc / "meminfo");
-    for_each_line(read_limits(headroom, sources.proc / sources.process / "cgroup"),
+    for_each_line(groups,
                   [&](std::string_view line) { limit_by_membership(headroom, sources.cgroup, line); });
     return headroom;
 }

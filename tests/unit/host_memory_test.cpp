@@ -95,6 +95,14 @@ TEST_CASE("Host memory: where limits cannot be read nothing is left", "[host_mem
     CHECK(machine.headroom().limited_by == "limits that cannot be read: Is a directory");
 }
 
+TEST_CASE("Host memory: a /proc of processes alone leaves what their groups do", "[host_memory]") {
+    const Machine machine;
+    machine.join("0::/a\n");
+    machine.add_group("/a", gib(2), k_gib);
+    std::filesystem::remove(machine.cgroup().parent_path() / "proc/meminfo");
+    CHECK(machine.headroom().bytes == k_gib);
+}
+
 TEST_CASE("Host memory: without /proc nothing is left", "[host_memory]") {
     const test::ProcTree tree;
     const auto headroom = host_headroom({tree.proc(), tree.root()});
