@@ -240,7 +240,9 @@ Result<Passed> pass(const PassRequest& request, Policies& policies) {
     const bool gives_back = !requests.empty();
     Passed passed;
     carry_out(request, finder, std::move(requests), start + request.limit / 4, passed.outcomes);
-    for (const auto& excess : plan.left)
+    auto selected = holders_of(*found);
+    selected.resize(found->seen.size()); // what others hold beyond a budget is no failure of this pass
+    for (const auto& excess : plan_host_memory(selected, found->budgets).left)
         passed.errors.push_back(make_error(
             ErrorCode::out_of_host_memory,
             "cannot keep to the budget of {} for the host memory of {}: {} would still be held, and "

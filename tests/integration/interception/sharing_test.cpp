@@ -724,7 +724,7 @@ TEST_CASE("Sharing: a child that is forked in a wake keeps no descriptor of what
     std::istringstream children(content_of(fmt::format("/proc/{0}/task/{0}/children", pair.taker.pid())));
     const std::vector<pid_t> forked{std::istream_iterator<pid_t>(children), {}};
     CHECK_FALSE(forked.empty());
-    CHECK(std::none_of(forked.begin(), forked.end(), has_any));
+    CHECK(becomes_true([&] { return std::none_of(forked.begin(), forked.end(), has_any); }));
 }
 
 TEST_CASE("Sharing: who opens what sleeps waits until it is awake, and wakes it", "[sharing]") {
