@@ -28,11 +28,11 @@ struct Headroom {
 
 /// The smallest of: MemAvailable, and for the process's control group and each of its ancestors (version 2
 /// and version 1) the limit less what is used, where page cache and slabs that the kernel can take back count
-/// as free. Swap does not count: pinned memory is never swapped. A figure that is missing or hidden does not
-/// limit; with none at all the headroom is the largest number there is. Where a file cannot be read, or there
-/// is no /proc, nothing is left: the kernel kills a process at a limit that it has not seen. Thread-safe;
-/// opens and reads a handful of small files. Source: proc(5), Control Group v2 ("Memory"), Memory Resource
-/// Controller (version 1).
+/// as free. Swap does not count: pinned memory is never swapped. A figure that is missing, or hidden from the
+/// process for good, does not limit; with none at all the headroom is the largest number there is. Where a
+/// file is there and cannot be read, or there is no /proc, nothing is left: the kernel kills a process at a
+/// limit that it has not seen. Thread-safe; opens and reads a handful of small files. Source: proc(5),
+/// Control Group v2 ("Memory"), Memory Resource Controller (version 1).
 [[nodiscard]] Headroom host_headroom(const HostMemorySources& sources = {});
 
 /// How much of the last ten seconds some program has waited for memory, in percent: on the machine, or in the

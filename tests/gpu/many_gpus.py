@@ -23,8 +23,8 @@ import array
 import concurrent.futures
 import contextlib
 import ctypes
-import json
 import glob
+import json
 import os
 import pathlib
 import random
