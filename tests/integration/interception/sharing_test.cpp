@@ -704,6 +704,8 @@ TEST_CASE("Sharing: a child that is forked in a wake keeps no descriptor of what
     // By which the simulated driver knows that a descriptor of memory is left.
     constexpr auto* k_driver_lock = "4611686018427387904 4611686018427387904";
     Pair pair(GENERATE("plain", "shared"));
+    pair.giver.tell("free " +
+                    pair.opened_back.number); // or the taker would hold descriptors of its own to send
     pair.fall_asleep();
     pair.taker.tell("delay cuMemMap 200");
     Process wake(pair.family.launch("gpu-wake", {DeepFamily::root(), "--tree"}));
